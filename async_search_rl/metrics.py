@@ -1,0 +1,277 @@
+"""Every metric's name, unit and meaning, in one table; and the two forms in which metrics leave a process.
+
+In: plain ``{name: number}`` maps from the learner, the actors, the replay service and the search service. Out: JSON lines (one
+object a line, appended and flushed at once, safe to read while it is written) and Prometheus text. Nobody waits for anybody here.
+
+Names are snake_case and end in their unit where they have one (`_s` seconds, `_bytes`, `_per_s`); shares are in [0, 1].
+Counters only grow within one process; the replay service's grow over restarts.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+Scope = Literal["learner", "actor", "replay", "recent", "evaluation", "search"]
+"""Who measures: the learner (one record a step), a generator's gauges, the replay service's totals and its moving averages, the
+means of one evaluation round, the search service."""
+
+Kind = Literal["gauge", "counter"]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One row of the table."""
+
+    name: str
+    kind: Kind
+    unit: str
+    meaning: str
+
+
+def _rows(kind: Kind, *rows: tuple[str, str, str]) -> tuple[Metric, ...]:
+    return tuple(Metric(name, kind, unit, meaning) for name, unit, meaning in rows)
+
+
+_LEARNER = _rows(
+    "gauge",
+    ("step", "batches", "trained batches after this step"),
+    ("cut", "batches", "number of the batch that was trained"),
+    ("incarnation", "starts", "start of the learner that trained it"),
+    ("loss", "1", "policy loss with its KL and entropy terms"),
+    ("policy_loss", "1", "policy loss alone"),
+    ("value_loss", "1", "critic loss"),
+    ("explained_variance", "1", "share of the returns' variance that the critic explains"),
+    ("reward_mean", "reward", "mean final reward of the batch's valid trajectories"),
+    ("reward_std", "reward", "standard deviation of the same"),
+    ("exact_match", "share", "exact matches among the batch's valid trajectories"),
+    ("advantage_std", "1", "standard deviation of the advantages over trainable tokens"),
+    ("searches_mean", "searches", "searches a trajectory"),
+    ("length_mean", "tokens", "tokens a trajectory, prompt included"),
+    ("trajectories", "trajectories", "valid trajectories in the batch"),
+    ("trajectories_invalid", "trajectories", "trajectories left out because of a fault"),
+    ("groups", "groups", "groups in the batch"),
+    ("tokens", "tokens", "tokens of the batch, prompts and observations included"),
+    ("trainable_tokens", "tokens", "sampled tokens of the batch"),
+    ("padding", "share", "padding among the processed tokens"),
+    ("microbatches", "micro-batches", "micro-batches of the step on this rank"),
+    ("lag_mean", "batches", "mean staleness of the batch's groups"),
+    ("lag_max", "batches", "largest staleness of the batch's groups"),
+    ("ess", "share", "effective sample size of the correction weights over trainable tokens"),
+    ("weight_mean", "1", "mean correction weight from behaviour to proximal policy"),
+    ("clip_fraction", "share", "trainable tokens whose ratio is clipped"),
+    ("mask_fraction", "share", "trainable tokens whose correction weight is zero"),
+    ("truncated_fraction", "share", "trainable tokens whose correction weight is capped"),
+    ("clip_active", "0 or 1", "whether clipping can act at all (several mini-batches, or proximal = behaviour)"),
+    ("kl_behaviour", "nats a token", "KL(behaviour, current)"),
+    ("kl_reference", "nats a token", "KL to the reference policy"),
+    ("entropy", "nats a token", "entropy of the current policy on trainable tokens"),
+    ("grad_norm", "1", "global gradient norm before clipping"),
+    ("lr", "1", "learning rate of the step"),
+    ("skipped", "0 or 1", "whether the step was skipped as not finite"),
+    ("wait_s", "s", "wait for the batch"),
+    ("train_s", "s", "advantages, packing, forward, backward and optimiser"),
+    ("publish_stall_s", "s", "training stood still to stage the weights (the collective part)"),
+    ("publish_s", "s", "last finished broadcast, from staged to taken by all receivers"),
+    ("checkpoint_s", "s", "training stood still for a checkpoint"),
+    ("step_s", "s", "whole step, waits included"),
+    ("tokens_per_s", "tokens/s", "batch tokens over train_s"),
+    ("mfu", "share", "model FLOPs utilisation; absent on an unknown device"),
+    ("device_memory_bytes", "bytes", "high-water mark of device memory"),
+    ("host_memory_bytes", "bytes", "high-water mark of resident host memory"),
+    ("publications", "publications", "weight publications finished since this start"),
+    ("publications_aborted", "publications", "weight publications that missed their deadline since this start"),
+)
+
+_ACTOR = _rows(
+    "gauge",
+    ("episodes_running", "episodes", "episodes being generated or searching"),
+    ("episodes_searching", "episodes", "episodes that wait for retrieval"),
+    ("tokens_per_s", "tokens/s", "tokens sampled a second, over the last few seconds"),
+    ("pause_s", "s", "the engine stood still for the last weight update"),
+    ("receive_s", "s", "reception of the last weights, while generating"),
+) + _rows(
+    "counter",
+    ("tokens_generated", "tokens", "tokens sampled"),
+    ("episodes", "episodes", "episodes finished"),
+    ("faults", "episodes", "episodes ended by a fault"),
+    ("groups_sent", "groups", "groups put to the replay service"),
+    ("searches", "searches", "searches carried out"),
+    ("search_wait_s", "s", "waits for retrieval, summed over episodes"),
+    ("idle_s", "s", "no request was in the engine"),
+    ("busy_s", "s", "at least one request was in the engine"),
+    ("stall_s", "s", "the engine stood still for weight updates"),
+    ("weight_updates", "updates", "weight versions loaded"),
+    ("in_flight_updates", "requests", "requests that went on generating across a weight update, counted once an update"),
+)
+
+_REPLAY = _rows(
+    "counter",
+    ("tickets_issued", "tickets", "training tickets issued, repeated attempts aside"),
+    ("attempts_expired", "attempts", "attempts whose lease ran out"),
+    ("groups_accepted", "groups", "groups that entered the buffer"),
+    ("groups_trained", "groups", "groups in batches that were trained"),
+    ("groups_stale", "groups", "groups over the staleness bound, at put or at cut"),
+    ("groups_filtered", "groups", "groups of equal rewards, which carry no gradient"),
+    ("groups_failed", "groups", "tickets given up after all attempts"),
+    ("groups_cancelled", "groups", "running groups cancelled because they could no longer be used"),
+    ("groups_duplicate", "groups", "puts that came after another had won their ticket"),
+    ("groups_dropped", "groups", "groups generated and not trained: stale, filtered and failed"),
+    ("stale_tokens", "tokens", "tokens of stale groups"),
+    ("tokens_accepted", "tokens", "tokens of accepted groups"),
+    ("trajectories_accepted", "trajectories", "trajectories of accepted groups"),
+    ("evaluations", "rounds", "evaluation rounds finished"),
+    ("publications", "publications", "policy versions announced"),
+    ("questions_parked", "questions", "questions parked after all attempts"),
+    ("log_bytes", "bytes", "bytes of the trajectory log on disk"),
+)
+
+_RECENT = _rows(
+    "gauge",
+    ("reward_mean", "reward", "mean reward of groups put lately, filtered ones included"),
+    ("exact_match", "share", "exact matches among the same"),
+    ("searches_mean", "searches", "searches a trajectory among the same"),
+    ("length_mean", "tokens", "tokens a trajectory among the same"),
+    ("seconds_mean", "s", "wall time of an episode among the same"),
+    ("lag_mean", "batches", "mean staleness of the last batch"),
+    ("lag_max", "batches", "largest staleness of the last batch"),
+    ("groups_per_s", "groups/s", "groups put a second"),
+    ("tokens_per_s", "tokens/s", "tokens put a second"),
+    ("filtered_share", "share", "filtered groups among those put lately"),
+)
+
+_EVALUATION = _rows(
+    "gauge",
+    ("reward", "reward", "mean reward"),
+    ("exact_match", "share", "exact matches"),
+    ("f1", "share", "mean token F1"),
+    ("format", "share", "well-formed trajectories"),
+    ("searches", "searches", "searches a question"),
+    ("length", "tokens", "tokens a trajectory"),
+    ("valid", "share", "trajectories without a fault"),
+)
+
+_SEARCH = _rows(
+    "gauge",
+    ("queue", "queries", "queries waiting"),
+    ("cache_entries", "entries", "results in the cache"),
+    ("batch_mean", "queries", "queries a search call, lately"),
+) + _rows(
+    "counter",
+    ("requests", "requests", "requests answered"),
+    ("queries", "queries", "queries answered"),
+    ("cache_hits", "queries", "queries answered from the cache"),
+    ("coalesced", "queries", "queries that joined an equal one in flight"),
+    ("rejected", "queries", "queries answered 503"),
+    ("busy_s", "s", "the search worker was busy"),
+)
+
+METRICS: dict[Scope, dict[str, Metric]] = {
+    "learner": {m.name: m for m in _LEARNER},
+    "actor": {m.name: m for m in _ACTOR},
+    "replay": {m.name: m for m in _REPLAY},
+    "recent": {m.name: m for m in _RECENT},
+    "evaluation": {m.name: m for m in _EVALUATION},
+    "search": {m.name: m for m in _SEARCH},
+}
+"""The table: scope, then name."""
+
+
+def unknown_names(scope: Scope, names: Iterable[str]) -> list[str]:
+    """Those of ``names`` that the table does not have; a test of each process keeps this empty."""
+    return sorted(set(names) - set(METRICS[scope]))
+
+
+class JsonLines:
+    """Appends one JSON object a line to ``path``; whoever reads sees whole lines, and a killed writer spoils none but its last.
+
+    Non-finite numbers become null. Each line gets ``time``, seconds since 1970. Not for use by several processes at once.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("ab", buffering=0)
+        if self._file.tell() and not _ends_with_newline(path):
+            self._file.write(b"\n")
+
+    def write(self, values: Mapping[str, Any]) -> None:
+        """Append ``values`` (numbers, strings, lists and maps of these)."""
+        line = json.dumps(_finite({"time": round(time.time(), 3), **values}), ensure_ascii=False, allow_nan=False)
+        self._file.write(line.encode() + b"\n")
+
+    def close(self) -> None:
+        """Close the file; further writes raise ValueError."""
+        self._file.close()
+
+    def __enter__(self) -> JsonLines:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def read_json_lines(path: str | Path) -> Iterator[dict[str, Any]]:
+    """The objects of ``path``, oldest first; lines that a killed writer left unfinished are left out. Nothing if there is no file."""
+    path = Path(path)
+    if not path.exists():
+        return
+    with path.open("rb") as lines:
+        for line in lines:
+            try:
+                value = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(value, dict):
+                yield value
+
+
+def prometheus_text(
+    scope: Scope, values: Mapping[str, float], labels: Mapping[str, str] | None = None, *, header: bool = True
+) -> str:
+    """``values`` in Prometheus' text format, as ``async_search_rl_<scope>_<name>``.
+
+    ``header=False`` leaves the HELP and TYPE lines out, for the second and later sets of labels of one scope.
+    """
+    text: list[str] = []
+    shown = "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items()) + "}" if labels else ""
+    for name, value in values.items():
+        full = f"async_search_rl_{scope}_{name}"
+        metric = METRICS[scope].get(name)
+        if header and metric:
+            text += [f"# HELP {full} {metric.meaning} ({metric.unit})", f"# TYPE {full} {metric.kind}"]
+        text.append(f"{full}{shown} {_number(value)}")
+    return "\n".join(text) + "\n" if text else ""
+
+
+def _ends_with_newline(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(k): _finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value
+
+
+def _escaped(label: str) -> str:
+    return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _number(value: float) -> str:
+    if math.isnan(value):
+        return "NaN"
+    return ("+Inf" if value > 0 else "-Inf") if math.isinf(value) else repr(float(value))

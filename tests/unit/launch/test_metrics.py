@@ -1,0 +1,56 @@
+"""The metric table, JSON lines and Prometheus text."""
+
+import json
+import math
+import re
+
+import pytest
+
+from async_search_rl.metrics import METRICS, JsonLines, prometheus_text, read_json_lines, unknown_names
+
+
+@pytest.mark.parametrize("scope", list(METRICS))
+def test_every_metric_has_a_snake_case_name_a_unit_and_a_meaning(scope):
+    for name, metric in METRICS[scope].items():
+        assert re.fullmatch(r"[a-z][a-z0-9_]*", name)
+        assert metric.unit
+        assert metric.meaning
+        if name.endswith("_s") and not name.endswith("_per_s"):
+            assert metric.unit == "s", name
+
+
+def test_unknown_names_are_named():
+    assert unknown_names("learner", ["loss", "lss"]) == ["lss"]
+
+
+def test_lines_survive_a_writer_that_was_killed_in_the_middle_of_one(tmp_path):
+    path = tmp_path / "metrics" / "learner.jsonl"
+    with JsonLines(path) as writer:
+        writer.write({"step": 1, "loss": 0.5})
+    with path.open("ab") as file:
+        file.write(b'{"step": 2, "lo')
+    with JsonLines(path) as writer:
+        writer.write({"step": 2, "loss": math.nan, "parts": {"a": math.inf, "b": [1.0]}})
+    rows = list(read_json_lines(path))
+    assert [row["step"] for row in rows] == [1, 2]
+    assert rows[1]["loss"] is None
+    assert rows[1]["parts"] == {"a": None, "b": [1.0]}
+    assert all(row["time"] > 1e9 for row in rows)
+
+
+def test_each_line_can_be_read_while_the_file_is_open(tmp_path):
+    with JsonLines(tmp_path / "m.jsonl") as writer:
+        writer.write({"a": 1})
+        assert json.loads((tmp_path / "m.jsonl").read_text())["a"] == 1
+
+
+def test_a_missing_file_reads_as_empty(tmp_path):
+    assert list(read_json_lines(tmp_path / "none.jsonl")) == []
+
+
+def test_prometheus_text_has_help_type_and_escaped_labels():
+    text = prometheus_text("actor", {"idle_s": 1.5, "tokens_per_s": math.inf}, {"actor": 'a"\n'})
+    assert "# TYPE async_search_rl_actor_idle_s counter" in text
+    assert 'async_search_rl_actor_idle_s{actor="a\\"\\n"} 1.5\n' in text
+    assert 'async_search_rl_actor_tokens_per_s{actor="a\\"\\n"} +Inf\n' in text
+    assert "#" not in prometheus_text("actor", {"idle_s": 1.5}, header=False)
