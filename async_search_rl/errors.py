@@ -54,5 +54,5 @@ class LogCorruptError(SearchRLError, RuntimeError):
     """The trajectory log is damaged before its last record; nothing may be guessed from it."""
 
 
-class RunStopped(SearchRLError, RuntimeError):
+class RunStoppedError(SearchRLError, RuntimeError):
     """The run must stop on purpose, with a reason a person can act on (for example, every group is filtered)."""

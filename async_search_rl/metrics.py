@@ -219,7 +219,7 @@ class JsonLines:
 
 
 def read_json_lines(path: str | Path) -> Iterator[dict[str, Any]]:
-    """The objects of ``path``, oldest first; lines that a killed writer left unfinished are left out. Nothing if there is no file."""
+    """The objects of ``path``, oldest first, without lines a killed writer left unfinished; none if there is no file."""
     path = Path(path)
     if not path.exists():
         return

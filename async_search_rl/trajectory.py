@@ -124,7 +124,9 @@ class Trajectory:
         length = self.token_ids.shape
         for name, dtype in expected.items():
             array = getattr(self, name)
-            _require(array.ndim == 1 and array.dtype == dtype, f"{name} must be {np.dtype(dtype)} [T]", f"{array.dtype} {array.shape}")
+            _require(
+                array.ndim == 1 and array.dtype == dtype, f"{name} must be {np.dtype(dtype)} [T]", f"{array.dtype} {array.shape}"
+            )
             _require(array.shape == length, f"{name} must be as long as token_ids ({length[0]})", array.shape[0])
         _require(1 <= self.prompt_length <= length[0], f"prompt_length must be in [1, {length[0]}]", self.prompt_length)
         _require(int(self.token_ids.min()) >= 0, "token_ids must be >= 0", int(self.token_ids.min()))

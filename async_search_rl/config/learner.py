@@ -7,11 +7,13 @@ from typing import Literal
 from async_search_rl.config.types import Fraction, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
 
 
-class AlgorithmSection(Section):
+class AlgorithmSection(Section, frozen=True):
     """Advantages, loss and off-policy correction, by their papers' names."""
 
     advantage: Literal["grpo", "dr_grpo", "rloo", "reinforce_pp", "gae", "vtrace"] = "grpo"
     """Advantage estimator; `gae` and `vtrace` need the critic."""
+    whiten: bool = False
+    """Shift and scale advantages to mean 0 and variance 1 over the trainable tokens of the batch (`reinforce_pp` always does)."""
     gamma: Fraction = 1.0
     """Discount of `gae`, `vtrace` and `reinforce_pp`."""
     lam: Fraction = 1.0
@@ -54,7 +56,7 @@ class AlgorithmSection(Section):
     """Optimiser steps a batch; with one, clipping is inert."""
 
 
-class OptimizerSection(Section):
+class OptimizerSection(Section, frozen=True):
     """AdamW and its schedule."""
 
     lr: PositiveFloat = 1e-6
@@ -79,7 +81,7 @@ class OptimizerSection(Section):
     """Largest global gradient norm; 0: no clipping."""
 
 
-class LearnerSection(Section):
+class LearnerSection(Section, frozen=True):
     """The DeepSpeed engine and the train loop."""
 
     micro_batch_tokens: Positive = 16384
@@ -112,7 +114,7 @@ class LearnerSection(Section):
     """Memory the start-up plan may use on a device; 0: what the device has."""
 
 
-class CriticSection(Section):
+class CriticSection(Section, frozen=True):
     """Value model of `gae` and `vtrace`."""
 
     path: str = ""
@@ -129,7 +131,7 @@ class CriticSection(Section):
     """Steps that train the critic alone at the start."""
 
 
-class CheckpointSection(Section):
+class CheckpointSection(Section, frozen=True):
     """What is written, when, and how much is kept."""
 
     every: NonNegative = 50
@@ -144,7 +146,7 @@ class CheckpointSection(Section):
     """Write the final policy as a transformers folder."""
 
 
-class GuardSection(Section):
+class GuardSection(Section, frozen=True):
     """Bounds that stop or roll back a run gone wrong. 0 turns a bound off."""
 
     action: Literal["stop", "rollback"] = "stop"

@@ -12,7 +12,7 @@ import re
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 
@@ -77,7 +77,9 @@ def describe() -> str:
     return "\n".join(lines)
 
 
-def config_from_argv(argv: list[str], description: str, extra: argparse.ArgumentParser | None = None) -> tuple[Config, argparse.Namespace]:
+def config_from_argv(
+    argv: list[str], description: str, extra: argparse.ArgumentParser | None = None
+) -> tuple[Config, argparse.Namespace]:
     """Parse an entrypoint's command line: ``CONFIG [--set section.key=value ...] [--print-config]``.
 
     ``--help`` prints every key; ``--print-config`` prints the checked configuration and ends the program with 0.
@@ -123,8 +125,15 @@ def _readable(message: str, tree: dict[str, Any]) -> str:
     got: Any = tree
     for part in where.split("."):
         got = got.get(part) if isinstance(got, dict) else got
+    if text.startswith("Invalid enum value"):
+        text = f"must be one of {', '.join(repr(choice) for choice in _choices(where))}"
     text = re.sub(r"^Expected ", "must be ", re.sub(r", got `\w+`$", "", text)).replace("`", "")
     return f"{where} {text}, got {got!r}"
+
+
+def _choices(key: str) -> tuple[Any, ...]:
+    section, _, field = key.partition(".")
+    return get_args(get_type_hints(get_type_hints(Config)[section])[field])
 
 
 def _toml_value(value: Any) -> str:

@@ -7,7 +7,7 @@ from typing import Literal
 from async_search_rl.config.types import NonNegative, NonNegativeFloat, Port, Positive, PositiveFloat, Section
 
 
-class ReplaySection(Section):
+class ReplaySection(Section, frozen=True):
     """The replay service. Sizes count groups unless they say otherwise."""
 
     url: str = ""
@@ -44,7 +44,7 @@ class ReplaySection(Section):
     """Seconds an evaluation may take; what is missing then is reported as missing."""
 
 
-class WeightsSection(Section):
+class WeightsSection(Section, frozen=True):
     """The weight channel from the learner to the engines."""
 
     transport: Literal["auto", "gloo", "nccl", "ipc"] = "auto"

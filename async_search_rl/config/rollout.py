@@ -9,7 +9,7 @@ import msgspec
 from async_search_rl.config.types import NonNegative, NonNegativeFloat, Positive, PositiveFloat, PositiveFraction, Section
 
 
-class RolloutSection(Section):
+class RolloutSection(Section, frozen=True):
     """One question's episode. Lengths are in tokens; defaults are Search-R1's."""
 
     group_size: Positive = 8
@@ -44,7 +44,7 @@ class RolloutSection(Section):
     """Insert observations with a blank after the opening tag and before each title, as small vocabularies want it."""
 
 
-class RewardSection(Section):
+class RewardSection(Section, frozen=True):
     """Reward of an episode: the weighted sum of its parts, each in [0, 1]."""
 
     exact_match: float = 1.0
@@ -55,7 +55,7 @@ class RewardSection(Section):
     """Weight of a well-formed trajectory: balanced tags, every turn with one action, a final answer."""
 
 
-class GeneratorSection(Section):
+class GeneratorSection(Section, frozen=True):
     """One vLLM engine a generator process."""
 
     processes: Positive = 1

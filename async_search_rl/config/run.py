@@ -8,7 +8,7 @@ from typing import Literal
 from async_search_rl.config.types import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
 
 
-class RunSection(Section):
+class RunSection(Section, frozen=True):
     """What this run is called and how long it goes on."""
 
     name: str = "run"
@@ -28,7 +28,7 @@ class RunSection(Section):
         return Path(self.dir) / self.name
 
 
-class ModelSection(Section):
+class ModelSection(Section, frozen=True):
     """The policy."""
 
     path: str = ""
@@ -39,7 +39,7 @@ class ModelSection(Section):
     """Folder of the frozen reference policy of the KL term; empty: the starting policy `path`."""
 
 
-class DataSection(Section):
+class DataSection(Section, frozen=True):
     """Questions and how they become prompts."""
 
     train: str = ""
@@ -49,7 +49,7 @@ class DataSection(Section):
     eval_questions: Positive = 256
     """Held-out questions used an evaluation: the first ones of the file."""
     prompt: Literal["chat", "raw", "dataset"] = "chat"
-    """`chat` renders `template` as one user turn of the tokenizer's chat template, `raw` uses `template` as it is, `dataset` renders the row's own messages."""
+    """`chat`: `template` as one user turn of the chat template; `raw`: `template` as it is; `dataset`: the row's own messages."""
     template: str = (
         "Answer the given question. You must conduct reasoning inside <think> and </think> first every time you get new "
         "information. After reasoning, if you find you lack some knowledge, you can call a search engine by <search> query "
@@ -62,7 +62,7 @@ class DataSection(Section):
     """Seeded permutation of the questions, a new one each epoch; false keeps the file's order."""
 
 
-class LoggingSection(Section):
+class LoggingSection(Section, frozen=True):
     """Where metrics go. JSON lines under the run's folder are always written."""
 
     wandb: Literal["offline", "online", "disabled"] = "offline"
@@ -75,14 +75,14 @@ class LoggingSection(Section):
     """Trajectories before and after that the run's page shows."""
 
 
-class SecuritySection(Section):
+class SecuritySection(Section, frozen=True):
     """Loopback needs nothing; any other bind needs a token."""
 
     token_file: str = ""
     """File with the bearer token of every service; empty: the variable ASYNC_SEARCH_RL_TOKEN, else no token (loopback only)."""
 
 
-class LaunchSection(Section):
+class LaunchSection(Section, frozen=True):
     """How `bin/launch` places the processes."""
 
     placement: Literal["local", "ray"] = "local"

@@ -28,7 +28,7 @@ GROUP_BASELINES = ("grpo", "dr_grpo", "rloo")
 CRITIC_ADVANTAGES = ("gae", "vtrace")
 
 
-class Config(Section):
+class Config(Section, frozen=True):
     """One run, as one TOML file describes it."""
 
     run: RunSection = msgspec.field(default_factory=RunSection)
@@ -126,7 +126,9 @@ def _check_algorithm(c: Config) -> None:
         )
     if a.proximal == "behaviour":
         _require(
-            a.correction == "none", "algorithm.correction must be 'none' with proximal = 'behaviour', whose weight is 1", a.correction
+            a.correction == "none",
+            "algorithm.correction must be 'none' with proximal = 'behaviour', whose weight is 1",
+            a.correction,
         )
     if a.loss == "gspo":
         _require(

@@ -27,7 +27,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Base of all messages."""
 
 
-class Ticket(Message):
+class Ticket(Message, frozen=True):
     """Permission to roll out one question as one group.
 
     ``min_step``: weights older than this step would be stale by the time the group is trained; wait for newer ones.
@@ -44,7 +44,7 @@ class Ticket(Message):
     version: int | None = None
 
 
-class Running(Message):
+class Running(Message, frozen=True):
     """A group an actor is rolling out. ``oldest_step`` is that of its oldest sampled token, if there is one."""
 
     ticket: int
@@ -52,7 +52,7 @@ class Running(Message):
     oldest_step: int | None = None
 
 
-class LeaseRequest(Message):
+class LeaseRequest(Message, frozen=True):
     """Ask for at most ``want`` training and ``want_evaluations`` evaluation tickets, renewing the leases of ``running``.
 
     ``version`` is the packed version the actor's engine runs now (``None`` before the first); ``gauges`` go to the status.
@@ -70,14 +70,14 @@ class LeaseRequest(Message):
     gauges: dict[str, float] = {}
 
 
-class Policy(Message):
+class Policy(Message, frozen=True):
     """The newest published weights: packed version, and the address of the weight sender."""
 
     version: int
     weights_url: str
 
 
-class LeaseReply(Message):
+class LeaseReply(Message, frozen=True):
     """``cancelled`` ticket ids must be dropped by the actor; ``stop`` says why the actor should end."""
 
     tickets: list[Ticket] = []
@@ -86,7 +86,7 @@ class LeaseReply(Message):
     stop: str | None = None
 
 
-class PutRequest(Message):
+class PutRequest(Message, frozen=True):
     """``group`` is an encoded group (:func:`async_search_rl.codec.encode_group`), kept as these bytes in log and buffer."""
 
     actor: str
@@ -94,7 +94,7 @@ class PutRequest(Message):
     want: int = 0
 
 
-class PutReply(Message):
+class PutReply(Message, frozen=True):
     """What became of a put; ``reason`` explains anything but success. ``tickets``: up to ``want`` new ones."""
 
     result: PutResult
@@ -102,7 +102,7 @@ class PutReply(Message):
     tickets: list[Ticket] = []
 
 
-class StartRequest(Message):
+class StartRequest(Message, frozen=True):
     """The learner starts with the weights after ``step`` batches; ``cut`` batches are inside its checkpoint."""
 
     run: str
@@ -111,13 +111,13 @@ class StartRequest(Message):
     weights_url: str
 
 
-class StartReply(Message):
+class StartReply(Message, frozen=True):
     """The new incarnation, higher than any before."""
 
     incarnation: int
 
 
-class CutRequest(Message):
+class CutRequest(Message, frozen=True):
     """Batch number ``cut`` (from 0) for the step that starts at learner step ``step``; waits at most ``wait_s``."""
 
     incarnation: int
@@ -126,7 +126,7 @@ class CutRequest(Message):
     wait_s: float
 
 
-class EvaluationResult(Message):
+class EvaluationResult(Message, frozen=True):
     """One finished evaluation round. Means are over the ``questions`` that came back; ``asked`` is how many were asked."""
 
     round: int
@@ -138,7 +138,7 @@ class EvaluationResult(Message):
     seconds: float
 
 
-class CutReply(Message):
+class CutReply(Message, frozen=True):
     """``groups`` (encoded) is ``None`` while there are not enough; ``waiting_for`` then says why in words.
 
     ``evaluations``: rounds finished since the last reply. ``stop``: why the run must stop. ``counters``: the service's totals.
@@ -151,7 +151,7 @@ class CutReply(Message):
     counters: dict[str, float] = {}
 
 
-class PublishRequest(Message):
+class PublishRequest(Message, frozen=True):
     """Version (incarnation, step) is offered; it contains the batches up to ``cut``. ``metrics`` go to the status."""
 
     incarnation: int
@@ -160,7 +160,7 @@ class PublishRequest(Message):
     metrics: dict[str, float] = {}
 
 
-class AcknowledgeRequest(Message):
+class AcknowledgeRequest(Message, frozen=True):
     """The checkpoint of ``step`` holds the batches up to ``cut``; ``oldest_cut`` is that of the oldest checkpoint kept."""
 
     incarnation: int
@@ -169,7 +169,7 @@ class AcknowledgeRequest(Message):
     oldest_cut: int
 
 
-class FinishRequest(Message):
+class FinishRequest(Message, frozen=True):
     """The learner trained its last batch; answer when the last evaluation is done, or after ``wait_s``."""
 
     incarnation: int
@@ -177,7 +177,7 @@ class FinishRequest(Message):
     wait_s: float
 
 
-class FinishReply(Message):
+class FinishReply(Message, frozen=True):
     """``done``: nothing is left to evaluate and actors were told to stop."""
 
     done: bool
@@ -185,13 +185,13 @@ class FinishReply(Message):
     counters: dict[str, float] = {}
 
 
-class Ack(Message):
+class Ack(Message, frozen=True):
     """Accepted. ``stop``: why the run must stop."""
 
     stop: str | None = None
 
 
-class ActorStatus(Message):
+class ActorStatus(Message, frozen=True):
     """One live actor as its last lease request described it."""
 
     actor: str
@@ -201,7 +201,7 @@ class ActorStatus(Message):
     gauges: dict[str, float]
 
 
-class Status(Message):
+class Status(Message, frozen=True):
     """Everything the live table shows. ``counters`` are totals since the run's beginning, over restarts."""
 
     run: str

@@ -21,7 +21,7 @@ class WeightMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Base of all control messages."""
 
 
-class TensorSpec(WeightMessage):
+class TensorSpec(WeightMessage, frozen=True):
     """One parameter: its name in the transformers checkpoint, shape, and torch dtype name (``"bfloat16"``)."""
 
     name: str
@@ -37,14 +37,14 @@ class TensorSpec(WeightMessage):
         return n
 
 
-class Bucket(WeightMessage):
+class Bucket(WeightMessage, frozen=True):
     """Parameters of one dtype that travel as one flat tensor, in order; ``digest`` is the checksum of that tensor's bytes."""
 
     tensors: tuple[TensorSpec, ...]
     digest: int = 0
 
 
-class OfferRequest(WeightMessage):
+class OfferRequest(WeightMessage, frozen=True):
     """``have``: packed version that is loaded or being received, ``None`` for none. ``workers``: members it brings.
 
     ``device``: what its engine runs on (``"cpu"``, or the PCI bus id of its first GPU), by which the transport is chosen.
@@ -57,7 +57,7 @@ class OfferRequest(WeightMessage):
     wait_s: float
 
 
-class Offer(WeightMessage):
+class Offer(WeightMessage, frozen=True):
     """One publication, as it concerns one receiver.
 
     Its workers take the ranks ``first_rank ... first_rank + workers - 1`` of a group of ``world`` members that meets at
@@ -77,13 +77,13 @@ class Offer(WeightMessage):
     handles: tuple[bytes, ...] = ()
 
 
-class OfferReply(WeightMessage):
+class OfferReply(WeightMessage, frozen=True):
     """``offer`` is ``None`` when ``wait_s`` went by without news."""
 
     offer: Offer | None = None
 
 
-class ReceivedRequest(WeightMessage):
+class ReceivedRequest(WeightMessage, frozen=True):
     """``error`` is empty when every worker holds the whole publication with the right digests."""
 
     receiver: str
@@ -92,5 +92,5 @@ class ReceivedRequest(WeightMessage):
     error: str = ""
 
 
-class Ack(WeightMessage):
+class Ack(WeightMessage, frozen=True):
     """Accepted."""
