@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+import msgspec
+
 from async_search_rl.config.types import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
 
 
@@ -91,6 +93,8 @@ class LaunchSection(Section, frozen=True):
     """Actor supervisors to start (Ray: one a node)."""
     learner_ranks: Positive = 1
     """Learner ranks, one a device."""
+    learner_devices: list[int] = msgspec.field(default_factory=list)
+    """GPUs of the learner's ranks on this machine; empty: all that are visible."""
     learner_threads: NonNegative = 0
     """CPU threads of each learner rank; 0: torch decides."""
     start_search: bool = True
