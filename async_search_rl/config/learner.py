@@ -7,11 +7,38 @@ from typing import Literal
 from async_search_rl.config.types import Fraction, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
 
 
+ADVANTAGES = {
+    "grpo": "learner.advantages:grpo",
+    "dr_grpo": "learner.advantages:dr_grpo",
+    "rloo": "learner.advantages:rloo",
+    "reinforce_pp": "learner.advantages:reinforce_pp",
+    "gae": "learner.advantages:gae",
+    "vtrace": "learner.advantages:vtrace",
+}
+"""Advantage estimators: name and function. The learner imports the function when it starts, nobody else does."""
+
+LOSSES = {
+    "ppo": "learner.losses:ppo",
+    "gspo": "learner.losses:gspo",
+    "cispo": "learner.losses:cispo",
+    "reinforce": "learner.losses:reinforce",
+}
+"""Policy losses, likewise."""
+
+CORRECTIONS = {
+    "none": "learner.corrections:none",
+    "tis": "learner.corrections:tis",
+    "mis": "learner.corrections:mis",
+    "icepop": "learner.corrections:icepop",
+}
+"""Off-policy corrections, likewise."""
+
+
 class AlgorithmSection(Section, frozen=True):
     """Advantages, loss and off-policy correction, by their papers' names."""
 
-    advantage: Literal["grpo", "dr_grpo", "rloo", "reinforce_pp", "gae", "vtrace"] = "grpo"
-    """Advantage estimator; `gae` and `vtrace` need the critic."""
+    advantage: str = "grpo"
+    """Advantage estimator: grpo, dr_grpo, rloo, reinforce_pp, gae or vtrace (the last two need the critic), or `module:function`."""
     whiten: bool = False
     """Shift and scale advantages to mean 0 and variance 1 over the trainable tokens of the batch (`reinforce_pp` always does)."""
     gamma: Fraction = 1.0
@@ -22,8 +49,8 @@ class AlgorithmSection(Section, frozen=True):
     """V-trace clip of the importance weight of the temporal difference."""
     c_bar: PositiveFloat = 1.0
     """V-trace clip of the trace coefficient."""
-    loss: Literal["ppo", "gspo", "cispo", "reinforce"] = "ppo"
-    """Policy loss."""
+    loss: str = "ppo"
+    """Policy loss: ppo, gspo, cispo or reinforce, or `module:function`."""
     clip_low: NonNegativeFloat = 0.2
     """The ratio is clipped from below at 1 - clip_low."""
     clip_high: NonNegativeFloat = 0.2
@@ -32,8 +59,8 @@ class AlgorithmSection(Section, frozen=True):
     """Dual-clip constant of `ppo` (> 1) for negative advantages; 0: off."""
     proximal: Literal["recompute", "behaviour"] = "recompute"
     """Proximal policy: the learner's at the start of the step (decoupled PPO), or the behaviour policy (plain PPO)."""
-    correction: Literal["none", "tis", "mis", "icepop"] = "tis"
-    """Weight from behaviour to proximal policy: truncated, masked, or masked and bounded importance sampling."""
+    correction: str = "tis"
+    """Weight from behaviour to proximal policy: none, tis (truncated), mis (masked) or icepop (masked), or `module:function`."""
     correction_level: Literal["token", "sequence", "geometric"] = "token"
     """Ratio a token, its product over the trajectory, or the geometric mean."""
     correction_low: NonNegativeFloat = 0.5

@@ -10,6 +10,9 @@ from typing import Any
 import msgspec
 
 from async_search_rl.config.learner import (
+    ADVANTAGES,
+    CORRECTIONS,
+    LOSSES,
     AlgorithmSection,
     CheckpointSection,
     CriticSection,
@@ -112,6 +115,9 @@ def _check_rollout(c: Config) -> None:
 
 def _check_algorithm(c: Config) -> None:
     a = c.algorithm
+    for key, table in (("advantage", ADVANTAGES), ("loss", LOSSES), ("correction", CORRECTIONS)):
+        name = getattr(a, key)
+        _require(name in table or ":" in name, f"algorithm.{key} must be one of {', '.join(map(repr, table))}", name)
     if a.advantage in GROUP_BASELINES:
         _require(
             c.rollout.group_size > 1,
@@ -123,6 +129,11 @@ def _check_algorithm(c: Config) -> None:
             a.correction == "none",
             "algorithm.correction must be 'none' with advantage = 'vtrace', which has its own weights",
             a.correction,
+        )
+        _require(
+            a.proximal == "recompute",
+            "algorithm.proximal must be 'recompute' with advantage = 'vtrace', whose weights are from behaviour to proximal policy",
+            a.proximal,
         )
     if a.proximal == "behaviour":
         _require(

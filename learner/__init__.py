@@ -1,0 +1,1 @@
+"""The learner: advantages, losses, packing, the DeepSpeed engine, checkpoints and the publication of weights."""
