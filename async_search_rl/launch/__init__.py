@@ -1,0 +1,1 @@
+"""Starting, watching and ending a whole run: placement of its processes, live table, summary and page."""

@@ -1,0 +1,193 @@
+"""Keeping the processes of a run alive: readiness with a deadline, restarts within a limit, an orderly end.
+
+In: pieces to start and a function that starts one somewhere (:mod:`local` or :mod:`ray`). Out: the pieces running, or one error
+that says which could not and why. `bin/launch` waits here for its children; the children never wait for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from async_search_rl.errors import DeadlineError, EngineError, RunStoppedError
+from async_search_rl.launch.process import Handle, Piece
+
+_POLL_S = 0.1
+_KILL_WAIT_S = 30.0
+
+
+class RunInterruptedError(RunStoppedError):
+    """Ctrl-C or SIGTERM came while the run was starting or going on."""
+
+
+class Interrupts:
+    """Counts Ctrl-C, SIGTERM and SIGHUP; the first asks for a clean stop, the second for an end at once."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    @contextlib.contextmanager
+    def caught(self) -> Iterator[Interrupts]:
+        """Take the signals over from their defaults inside the block; needs a running event loop."""
+        loop = asyncio.get_running_loop()
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        for number in numbers:
+            loop.add_signal_handler(number, self._count)
+        try:
+            yield self
+        finally:
+            for number in numbers:
+                loop.remove_signal_handler(number)
+
+    def check(self) -> None:
+        """Raise :class:`RunInterruptedError` once a signal has come."""
+        if self.count:
+            raise RunInterruptedError("interrupted")
+
+    def _count(self) -> None:
+        self.count += 1
+
+
+class RestartBudget:
+    """At most ``limit`` restarts within any ``window_s`` seconds. Has no clock of its own."""
+
+    def __init__(self, limit: int, window_s: float) -> None:
+        self._limit, self._window_s = limit, window_s
+        self._spent: list[float] = []
+
+    def spend(self, now_s: float) -> bool:
+        """Take one restart at time ``now_s``; false if none is left."""
+        self._spent = [at for at in self._spent if now_s - at < self._window_s]
+        if len(self._spent) >= self._limit:
+            return False
+        self._spent.append(now_s)
+        return True
+
+
+class Starter(Protocol):
+    """Starts a piece somewhere."""
+
+    async def start(self, piece: Piece, restart: bool) -> Handle:
+        """Start ``piece``; ``restart`` at every start but the first."""
+
+    async def close(self) -> None:
+        """Give back what placement took."""
+
+
+@dataclass
+class Supervised:
+    """A piece with its present process."""
+
+    piece: Piece
+    handle: Handle
+    budget: RestartBudget
+    ready: bool = False
+    restarts: int = 0
+    cpu_before_s: float = field(default=0.0)
+
+
+class Fleet:
+    """All pieces of a run, in the order in which they were started. Made by :func:`fleet`."""
+
+    def __init__(
+        self, starter: Starter, interrupts: Interrupts, restart_limit: int, restart_window_s: float, stop_timeout_s: float
+    ) -> None:
+        self._starter = starter
+        self._interrupts = interrupts
+        self._restart_limit, self._restart_window_s = restart_limit, restart_window_s
+        self._stop_timeout_s = stop_timeout_s
+        self.pieces: dict[str, Supervised] = {}
+
+    async def start(self, piece: Piece) -> None:
+        """Start ``piece``; see :meth:`await_ready` for when it is of use."""
+        handle = await self._starter.start(piece, restart=False)
+        self.pieces[piece.name] = Supervised(piece, handle, RestartBudget(self._restart_limit, self._restart_window_s))
+
+    async def await_ready(self, name: str, is_ready: Callable[[], Awaitable[bool]], timeout_s: float) -> None:
+        """Wait until ``is_ready()``.
+
+        Raises:
+            EngineError: the piece ended first; the message has the line that says why.
+            DeadlineError: it was not ready within ``timeout_s``.
+            RunInterruptedError: a signal came.
+        """
+        supervised = self.pieces[name]
+        give_up = time.monotonic() + timeout_s
+        while not await is_ready():
+            self._interrupts.check()
+            if (code := supervised.handle.poll()) is not None:
+                raise EngineError(f"{name} could not start (exit status {code}): {supervised.handle.error_line()}")
+            if time.monotonic() > give_up:
+                raise DeadlineError(f"{name} must be ready within {timeout_s:g} s; its log is logs/{name}.log")
+            await asyncio.sleep(_POLL_S)
+        supervised.ready = True
+
+    async def mend(self, finished: Sequence[str] = ()) -> list[str]:
+        """Restart what has died, ``finished`` pieces aside; returns a sentence for each restart.
+
+        Raises:
+            EngineError: a piece died before it was ever ready, or more often than the limit permits.
+        """
+        notes = []
+        for name, supervised in self.pieces.items():
+            code = supervised.handle.poll()
+            if code is None or name in finished:
+                continue
+            why = f"{name} ended with exit status {code}: {supervised.handle.error_line()}"
+            if not supervised.ready:
+                raise EngineError(why)
+            if not supervised.budget.spend(time.monotonic()):
+                raise EngineError(f"{why} (after {supervised.restarts} restarts; launch.restart_limit = {self._restart_limit})")
+            supervised.handle = await self._starter.start(supervised.piece, restart=True)
+            supervised.restarts += 1
+            notes.append(f"{why}; restarted")
+        return notes
+
+    def exit_code(self, name: str) -> int | None:
+        """Exit status of a piece; ``None`` while it runs."""
+        return self.pieces[name].handle.poll()
+
+    async def stop(self, names: Sequence[str]) -> None:
+        """Ask ``names`` to end, one after the other, and kill each that has not ended after the stop timeout.
+
+        From the second signal on everything is killed at once.
+        """
+        for name in [name for name in names if name in self.pieces]:
+            handle = self.pieces[name].handle
+            handle.stop()
+            if not await self._ended([handle], self._stop_timeout_s):
+                handle.kill()
+                await self._ended([handle], _KILL_WAIT_S, until_second_signal=False)
+
+    async def kill(self) -> None:
+        """End everything at once."""
+        handles = [supervised.handle for supervised in self.pieces.values()]
+        for handle in handles:
+            handle.kill()
+        await self._ended(handles, _KILL_WAIT_S, until_second_signal=False)
+
+    async def _ended(self, handles: list[Handle], timeout_s: float, *, until_second_signal: bool = True) -> bool:
+        give_up = time.monotonic() + timeout_s
+        while any(handle.poll() is None for handle in handles):
+            if time.monotonic() > give_up or (until_second_signal and self._interrupts.count > 1):
+                return False
+            await asyncio.sleep(_POLL_S)
+        return True
+
+
+@contextlib.asynccontextmanager
+async def fleet(
+    starter: Starter, interrupts: Interrupts, *, restart_limit: int, restart_window_s: float, stop_timeout_s: float
+) -> AsyncIterator[Fleet]:
+    """A :class:`Fleet` of which nothing is left running when the block is left, however it is left."""
+    pieces = Fleet(starter, interrupts, restart_limit, restart_window_s, stop_timeout_s)
+    try:
+        yield pieces
+    finally:
+        await pieces.kill()
+        await starter.close()
