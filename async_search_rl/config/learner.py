@@ -6,7 +6,6 @@ from typing import Literal
 
 from async_search_rl.config.types import Fraction, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
 
-
 ADVANTAGES = {
     "grpo": "learner.advantages:grpo",
     "dr_grpo": "learner.advantages:dr_grpo",
@@ -38,7 +37,7 @@ class AlgorithmSection(Section, frozen=True):
     """Advantages, loss and off-policy correction, by their papers' names."""
 
     advantage: str = "grpo"
-    """Advantage estimator: grpo, dr_grpo, rloo, reinforce_pp, gae or vtrace (the last two need the critic), or `module:function`."""
+    """Advantage estimator: grpo, dr_grpo, rloo, reinforce_pp, gae, vtrace (these two need the critic), or `module:function`."""
     whiten: bool = False
     """Shift and scale advantages to mean 0 and variance 1 over the trainable tokens of the batch (`reinforce_pp` always does)."""
     gamma: Fraction = 1.0
@@ -115,8 +114,8 @@ class LearnerSection(Section, frozen=True):
     """Token budget of one packed micro-batch; a longer trajectory has one to itself."""
     logits_chunk_tokens: NonNegative = 2048
     """Tokens whose logits exist at a time; 0: all."""
-    attention: Literal["auto", "varlen", "flex", "sdpa"] = "auto"
-    """Attention over packed trajectories; `sdpa` is the reference."""
+    attention: Literal["auto", "varlen", "flex", "segments", "sdpa"] = "auto"
+    """Attention over packed trajectories: a varlen kernel, flex attention, one call a trajectory, or a mask (the reference)."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass."""
     zero_stage: Literal[0, 1, 2, 3] = 3
