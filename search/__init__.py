@@ -1,0 +1,1 @@
+"""Retrieval: corpora, indexes, the batching service (`bin/search`) and its asynchronous client."""

@@ -1,0 +1,101 @@
+"""The one interface behind which every back end stands, and what it answers with.
+
+In: a batch of queries. Out: for each query its hits, best first. An index is used by one thread at a time (the worker's).
+Back ends that rank the rows of a corpus implement :class:`RowIndex`; :class:`CorpusIndex` gives them their documents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from search.corpus import Corpus
+
+NO_ROW = -1
+"""Fills the places of a query with fewer than top-k matching documents."""
+
+
+class Hit(NamedTuple):
+    """One document of an answer."""
+
+    document: bytes
+    """The document as a JSON object, as it stands in the corpus."""
+    score: float
+
+
+class Index(Protocol):
+    """A back end, ready to search."""
+
+    releases_gil: bool
+    """Whether a search leaves the interpreter to other threads; otherwise the worker is a process of its own."""
+
+    def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
+        """At most ``topk`` hits for each of the non-empty ``queries``, best first; an empty list where nothing matches.
+
+        The answer to a query does not depend on the others in its batch. Errors are raised, never turned into empty lists.
+        """
+        ...
+
+    def info(self) -> dict[str, Any]:
+        """What `/info` shows: back end, manifest, sizes."""
+        ...
+
+    def close(self) -> None:
+        """Release files, threads and devices."""
+        ...
+
+
+class Ranking(NamedTuple):
+    """Rows and scores of a batch, best first."""
+
+    rows_QK: NDArray[np.int64]
+    """Corpus rows; NO_ROW from the first place without a match on."""
+    scores_QK: NDArray[np.float32]
+
+
+class RowIndex(Protocol):
+    """A back end over the rows of a corpus."""
+
+    releases_gil: bool
+
+    def rank(self, queries: Sequence[str], topk: int) -> Ranking:
+        """The ``topk`` best rows of each query; fewer columns where the corpus is smaller."""
+        ...
+
+    def info(self) -> dict[str, Any]:
+        """Name, parameters and sizes."""
+        ...
+
+    def close(self) -> None:
+        """Release files, threads and devices."""
+        ...
+
+
+class CorpusIndex:
+    """An :class:`Index` made of a :class:`RowIndex` and the corpus whose rows it ranks."""
+
+    def __init__(self, rows: RowIndex, corpus: Corpus) -> None:
+        self.rows = rows
+        self.corpus = corpus
+        self.releases_gil = rows.releases_gil
+
+    def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
+        """See :class:`Index`."""
+        ranking = self.rows.rank(queries, min(topk, len(self.corpus)))
+        document = self.corpus.document
+        return [
+            [Hit(document(row), score) for row, score in zip(rows, scores, strict=True) if row != NO_ROW]
+            for rows, scores in zip(ranking.rows_QK.tolist(), ranking.scores_QK.tolist(), strict=True)
+        ]
+
+    def info(self) -> dict[str, Any]:
+        """See :class:`Index`."""
+        return {**self.rows.info(), "corpus": self.corpus.info()}
+
+    def close(self) -> None:
+        """See :class:`Index`."""
+        self.rows.close()
+        self.corpus.close()

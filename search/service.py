@@ -1,0 +1,166 @@
+"""The retrieval service: one aiohttp process with Search-R1's `/retrieve` in front of one index.
+
+In: the configuration, then requests. Out: replies; `<run folder>/search.url` once the service is ready. Endpoints:
+`POST /retrieve`, `GET /health` (alive), `/ready` (has answered a real query), `/metrics` (Prometheus text), `/info` (manifest).
+SIGTERM and Ctrl-C stop it; SIGHUP opens the index again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import signal
+import socket
+import urllib.parse
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from aiohttp import web
+
+from async_search_rl.config import Config
+from async_search_rl.config.retrieval import RetrievalSection
+from async_search_rl.errors import SchemaError, ServiceError
+from async_search_rl.http import OverloadedError, announce, listening, make_app, read_token, stop_signal
+from async_search_rl.metrics import prometheus_text
+from search.backends import open_backend
+from search.engine import Hits, Retriever
+from search.requests import RequestLimits, RetrieveRequest, parse_request
+from search.worker import OpenIndex
+
+TIMEOUT_HEADER = "Request-Timeout"
+"""Seconds after which the caller no longer wants the answer."""
+_log = logging.getLogger(__name__)
+
+
+def serve(config: Config) -> None:
+    """Serve until SIGTERM or Ctrl-C. Blocks; to be called in the main thread of a process of its own.
+
+    Raises:
+        ConfigError, DataError: the port is busy, the corpus or index is missing or not what it must be.
+    """
+    asyncio.run(_serve(config))
+
+
+def url_file(config: Config) -> Path:
+    """Where the service announces its address."""
+    return config.run.folder / "search.url"
+
+
+def build_app(config: Config, retriever: Retriever, token: str | None) -> web.Application:
+    """The application around a started or starting ``retriever``."""
+    settings = config.retrieval
+    limits = RequestLimits(settings.topk, settings.max_topk, settings.max_query_chars)
+
+    async def retrieve(request: web.Request) -> web.Response:
+        if not retriever.ready:
+            raise OverloadedError("the index is being opened")
+        parsed = parse_request(await request.read(), limits)
+        answers = await retriever.retrieve(parsed, _timeout_s(request, settings.timeout_s))
+        return web.Response(body=encode_reply(parsed, answers), content_type="application/json")
+
+    async def health(_: web.Request) -> web.Response:
+        return web.json_response({"status": "ok"})
+
+    async def ready(_: web.Request) -> web.Response:
+        if not retriever.ready:
+            raise OverloadedError("the index is being opened")
+        return web.json_response({"status": "ready"})
+
+    async def metrics(_: web.Request) -> web.Response:
+        return web.Response(text=prometheus_text("search", retriever.metrics()), content_type="text/plain")
+
+    async def info(_: web.Request) -> web.Response:
+        return web.Response(body=msgspec.json.encode(retriever.info()), content_type="application/json")
+
+    app = make_app(token, max_body_bytes=int(settings.max_body_mib * 2**20))
+    app.router.add_post("/retrieve", retrieve)
+    app.router.add_get("/health", health)
+    app.router.add_get("/ready", ready)
+    app.router.add_get("/metrics", metrics)
+    app.router.add_get("/info", info)
+    return app
+
+
+def encode_reply(request: RetrieveRequest, answers: Sequence[Hits]) -> bytes:
+    """Search-R1's reply; documents go out as they stand in the corpus. ``cut`` names the queries that were too long."""
+    if request.return_scores:
+        lists = (b",".join(b'{"document":%b,"score":%b}' % (d, repr(score).encode()) for d, score in hits) for hits in answers)
+    else:
+        lists = (b",".join(hit.document for hit in hits) for hits in answers)
+    result = b",".join(b"[%b]" % one for one in lists)
+    cut = b',"cut":' + msgspec.json.encode(request.cut) if request.cut else b""
+    return b'{"result":[%b]%b}' % (result, cut)
+
+
+async def _serve(config: Config, open_index: OpenIndex | None = None) -> None:
+    settings = config.retrieval
+    token = read_token(config.security)
+    retriever = Retriever(settings, open_index or functools.partial(open_backend, settings))
+    stop = stop_signal()
+    app = build_app(config, retriever, token)
+    async with listening(app, settings.host, _port(settings, url_file(config)), token) as url:
+        starting = asyncio.create_task(retriever.start())
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if not stop.is_set():
+                starting.result()
+                _reload_on_hangup(retriever)
+                announce(url_file(config), url)
+                print(f"search: {retriever.info().get('backend')} ready at {url}", flush=True)
+                await stopping
+        finally:
+            stopping.cancel()
+            starting.cancel()
+            await asyncio.gather(starting, stopping, return_exceptions=True)
+            await retriever.stop()
+
+
+def _port(settings: RetrievalSection, announced: Path) -> int:
+    """The configured port; with 0, the one this run announced last if it is free, so that clients find a restarted service."""
+    if settings.port:
+        return settings.port
+    try:
+        port = urllib.parse.urlsplit(announced.read_text(encoding="ascii").strip()).port
+    except (OSError, ValueError):
+        return 0
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((settings.host, port or 0))
+        except OSError:
+            return 0
+    return port or 0
+
+
+def _reload_on_hangup(retriever: Retriever) -> None:
+    running: set[asyncio.Task[None]] = set()
+
+    async def reload() -> None:
+        try:
+            await retriever.reload()
+        except (OSError, ValueError, ServiceError) as error:
+            _log.error("the index could not be opened again; the old one goes on: %s", error)
+
+    def start() -> None:
+        task = asyncio.get_running_loop().create_task(reload())
+        running.add(task)
+        task.add_done_callback(running.discard)
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, start)
+
+
+def _timeout_s(request: web.Request, default_s: float) -> float:
+    value = request.headers.get(TIMEOUT_HEADER)
+    if value is None:
+        return default_s
+    try:
+        timeout_s = float(value)
+    except ValueError:
+        timeout_s = -1.0
+    if not 0 < timeout_s < float("inf"):
+        raise SchemaError(f"{TIMEOUT_HEADER} must be a number of seconds > 0, got {value!r}")
+    return timeout_s

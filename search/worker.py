@@ -1,0 +1,109 @@
+"""The one search worker: a thread where the index leaves the interpreter free, a process of its own where it does not.
+
+In: batches from the batcher, one at a time. Out: hits. The event loop waits for the worker only by awaiting it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
+
+from async_search_rl.errors import DataError, SearchFailedError
+from search.index import Hit, Index
+
+OpenIndex = Callable[[], Index]
+
+
+class Worker:
+    """Opens an index by ``open_index`` and searches it. ``open_index`` must be picklable: it may be called in a child process."""
+
+    def __init__(self, open_index: OpenIndex, in_process: bool | None = None) -> None:
+        self._open_index = open_index
+        self._in_process = in_process
+        self._executor: Executor | None = None
+        self._index: Index | None = None
+        self._info: dict[str, Any] = {}
+
+    async def start(self) -> None:
+        """Open the index. Errors of opening it are raised here.
+
+        Whether a process is needed is known only once the index is open; it is then opened a second time, there. Lexical
+        indexes are memory maps, so this costs little.
+        """
+        thread = ThreadPoolExecutor(1, thread_name_prefix="search")
+        loop = asyncio.get_running_loop()
+        index = await loop.run_in_executor(thread, self._open_index)
+        self._info = index.info()
+        apart = not index.releases_gil if self._in_process is None else self._in_process
+        if not apart:
+            self._executor, self._index = thread, index
+            return
+        await loop.run_in_executor(thread, index.close)
+        thread.shutdown()
+        self._executor = self._new_process()
+
+    async def search(self, queries: list[str], topk: int) -> list[list[Hit]]:
+        """See :class:`search.index.Index`. A worker process that died is replaced, and the batch fails."""
+        executor = self._executor
+        if executor is None:
+            raise SearchFailedError("the search worker is not running")
+        loop = asyncio.get_running_loop()
+        if self._index is not None:
+            return await loop.run_in_executor(executor, self._index.search, queries, topk)
+        try:
+            return await loop.run_in_executor(executor, _search_in_child, queries, topk)
+        except BrokenProcessPool as error:
+            self._executor = self._new_process()
+            raise SearchFailedError("the search worker's process died; a new one was started") from error
+
+    def info(self) -> dict[str, Any]:
+        """The index's own description, with the kind of worker."""
+        return {**self._info, "worker": "thread" if self._index is not None else "process"}
+
+    async def stop(self) -> None:
+        """Close the index and end the worker."""
+        executor, self._executor = self._executor, None
+        if executor is None:
+            return
+        loop = asyncio.get_running_loop()
+        if self._index is not None:
+            await loop.run_in_executor(executor, self._index.close)
+        await loop.run_in_executor(None, lambda: executor.shutdown(cancel_futures=True))
+
+    def _new_process(self) -> ProcessPoolExecutor:
+        context = multiprocessing.get_context("spawn")
+        return ProcessPoolExecutor(1, mp_context=context, initializer=_open_in_child, initargs=(self._open_index, os.getpid()))
+
+
+_child_index: Index | None = None
+
+
+def _open_in_child(open_index: OpenIndex, parent: int) -> None:
+    global _child_index
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends this process in order.
+    _die_with(parent)
+    _child_index = open_index()
+
+
+def _search_in_child(queries: Sequence[str], topk: int) -> list[list[Hit]]:
+    if _child_index is None:
+        raise DataError("the index must be open before a search, got none")
+    return _child_index.search(queries, topk)
+
+
+def _die_with(parent: int) -> None:
+    """End this process when ``parent`` is gone, so that a killed service leaves nothing running (Linux)."""
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    prctl = getattr(libc, "prctl", None)
+    if prctl is not None:
+        prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        os._exit(1)
