@@ -25,6 +25,7 @@ from async_search_rl.config.retrieval import RetrievalSection
 from async_search_rl.config.rollout import GeneratorSection, RewardSection, RolloutSection
 from async_search_rl.config.run import DataSection, LaunchSection, LoggingSection, ModelSection, RunSection, SecuritySection
 from async_search_rl.config.types import Section
+from async_search_rl.config.warmstart import WarmstartSection
 from async_search_rl.errors import ConfigError
 
 GROUP_BASELINES = ("grpo", "dr_grpo", "rloo")
@@ -52,6 +53,7 @@ class Config(Section, frozen=True):
     logging: LoggingSection = msgspec.field(default_factory=LoggingSection)
     security: SecuritySection = msgspec.field(default_factory=SecuritySection)
     launch: LaunchSection = msgspec.field(default_factory=LaunchSection)
+    warmstart: WarmstartSection = msgspec.field(default_factory=WarmstartSection)
 
     @property
     def uses_critic(self) -> bool:

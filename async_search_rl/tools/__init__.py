@@ -1,0 +1,1 @@
+"""Command-line tools: data and models to start from, diagnosis, viewing."""
