@@ -124,6 +124,8 @@ class LearnerSection(Section, frozen=True):
     """Where optimiser state lives between steps."""
     offload_params: Literal["none", "cpu", "nvme"] = "none"
     """Where ZeRO-3 parameters live between uses."""
+    offload_reference: Literal["none", "cpu"] = "none"
+    """Where the reference policy of the KL term lives between uses."""
     nvme_path: str = ""
     """Folder for NVMe off-load."""
     compile: bool = False
