@@ -11,6 +11,11 @@ from collections.abc import Sequence
 
 import msgspec
 
+from async_search_rl.errors import SchemaError
+
+TIMEOUT_HEADER = "Request-Timeout"
+"""Request header: seconds after which the caller no longer wants the answer."""
+
 
 class Passage(msgspec.Struct, frozen=True):
     """One retrieved passage."""
@@ -73,11 +78,14 @@ def decode_reply(body: bytes, queries: int) -> list[list[Passage]]:
     """The passages of a reply with scores: one list for each of the ``queries`` queries, in their order.
 
     Raises:
-        ValueError: not such a reply, or not as many lists as queries; a caller must treat it as a failed search.
+        SchemaError: not such a reply, or not as many lists as queries; a caller must treat it as a failed search.
     """
-    reply = _REPLY_DECODER.decode(body)
+    try:
+        reply = _REPLY_DECODER.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise SchemaError(str(error)) from error
     if len(reply.result) != queries:
-        raise ValueError(f"result must hold {queries} lists, one a query, got {len(reply.result)}")
+        raise SchemaError(f"result must hold {queries} lists, one a query, got {len(reply.result)}")
     return [[_passage(hit) for hit in hits] for hits in reply.result]
 
 

@@ -27,10 +27,9 @@ from async_search_rl.metrics import prometheus_text
 from search.backends import open_backend
 from search.engine import Hits, Retriever
 from search.requests import RequestLimits, RetrieveRequest, parse_request
+from search.schema import TIMEOUT_HEADER
 from search.worker import OpenIndex
 
-TIMEOUT_HEADER = "Request-Timeout"
-"""Seconds after which the caller no longer wants the answer."""
 _log = logging.getLogger(__name__)
 
 
