@@ -115,23 +115,24 @@ _ACTOR = _rows(
 _REPLAY = _rows(
     "counter",
     ("tickets_issued", "tickets", "training tickets issued, repeated attempts aside"),
-    ("attempts_expired", "attempts", "attempts whose lease ran out"),
+    ("attempts_reissued", "attempts", "attempts beyond a ticket's first"),
+    ("attempts_failed", "attempts", "attempts that came back without enough valid trajectories"),
     ("groups_accepted", "groups", "groups that entered the buffer"),
     ("groups_trained", "groups", "groups in batches that were trained"),
-    ("groups_stale", "groups", "groups over the staleness bound, at put or at cut"),
+    ("groups_stale", "groups", "groups over the staleness bound: at put, at cut, or cancelled while running"),
     ("groups_filtered", "groups", "groups of equal rewards, which carry no gradient"),
     ("groups_failed", "groups", "tickets given up after all attempts"),
     ("groups_cancelled", "groups", "running groups cancelled because they could no longer be used"),
     ("groups_duplicate", "groups", "puts that came after another had won their ticket"),
-    ("groups_dropped", "groups", "groups generated and not trained: stale, filtered and failed"),
-    ("stale_tokens", "tokens", "tokens of stale groups"),
-    ("tokens_accepted", "tokens", "tokens of accepted groups"),
-    ("trajectories_accepted", "trajectories", "trajectories of accepted groups"),
-    ("evaluations", "rounds", "evaluation rounds finished"),
+    ("groups_dropped", "groups", "groups accepted that are nowhere now; must stay 0"),
+    ("stale_tokens", "tokens", "mean trajectory lengths of stale groups, summed"),
+    ("trajectories", "trajectories", "trajectories of training groups that were put"),
+    ("sampled_tokens", "tokens", "sampled tokens of the same"),
+    ("evaluations_done", "rounds", "evaluation rounds finished"),
     ("publications", "publications", "policy versions announced"),
     ("questions_parked", "questions", "questions parked after all attempts"),
-    ("log_bytes", "bytes", "bytes of the trajectory log on disk"),
-)
+    ("bytes_logged", "bytes", "bytes written to the trajectory log"),
+) + _rows("gauge", ("max_lag", "batches", "largest staleness of any group trained so far"))
 
 _RECENT = _rows(
     "gauge",

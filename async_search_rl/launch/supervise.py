@@ -11,7 +11,7 @@ import contextlib
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from async_search_rl.errors import DeadlineError, EngineError, RunStoppedError
@@ -19,6 +19,9 @@ from async_search_rl.launch.process import Handle, Piece
 
 _POLL_S = 0.1
 _KILL_WAIT_S = 30.0
+
+ON_PURPOSE = 3
+"""Exit status of a process that stopped the run for a reason which a restart would not change (`RunStoppedError`)."""
 
 
 class RunInterruptedError(RunStoppedError):
@@ -86,9 +89,11 @@ class Supervised:
     piece: Piece
     handle: Handle
     budget: RestartBudget
+    ready_by_s: float
     ready: bool = False
     restarts: int = 0
-    cpu_before_s: float = field(default=0.0)
+    cpu_of_the_dead_s: float = 0.0
+    cpu_s: float = 0.0
 
 
 class Fleet:
@@ -103,50 +108,67 @@ class Fleet:
         self._stop_timeout_s = stop_timeout_s
         self.pieces: dict[str, Supervised] = {}
 
-    async def start(self, piece: Piece) -> None:
-        """Start ``piece``; see :meth:`await_ready` for when it is of use."""
+    async def start(self, piece: Piece, ready_within_s: float) -> None:
+        """Start ``piece``, which must be ready within ``ready_within_s`` seconds."""
         handle = await self._starter.start(piece, restart=False)
-        self.pieces[piece.name] = Supervised(piece, handle, RestartBudget(self._restart_limit, self._restart_window_s))
+        budget = RestartBudget(self._restart_limit, self._restart_window_s)
+        self.pieces[piece.name] = Supervised(piece, handle, budget, time.monotonic() + ready_within_s)
 
-    async def await_ready(self, name: str, is_ready: Callable[[], Awaitable[bool]], timeout_s: float) -> None:
+    def ready(self, name: str) -> None:
+        """From now on ``name`` is restarted when it dies."""
+        self.pieces[name].ready = True
+
+    async def await_ready(self, name: str, is_ready: Callable[[], Awaitable[bool]]) -> None:
         """Wait until ``is_ready()``.
 
         Raises:
             EngineError: the piece ended first; the message has the line that says why.
-            DeadlineError: it was not ready within ``timeout_s``.
+            DeadlineError: it was not ready in time.
             RunInterruptedError: a signal came.
         """
-        supervised = self.pieces[name]
-        give_up = time.monotonic() + timeout_s
         while not await is_ready():
             self._interrupts.check()
-            if (code := supervised.handle.poll()) is not None:
-                raise EngineError(f"{name} could not start (exit status {code}): {supervised.handle.error_line()}")
-            if time.monotonic() > give_up:
-                raise DeadlineError(f"{name} must be ready within {timeout_s:g} s; its log is logs/{name}.log")
+            self._check_start(self.pieces[name])
             await asyncio.sleep(_POLL_S)
-        supervised.ready = True
+        self.ready(name)
 
     async def mend(self, finished: Sequence[str] = ()) -> list[str]:
         """Restart what has died, ``finished`` pieces aside; returns a sentence for each restart.
 
         Raises:
             EngineError: a piece died before it was ever ready, or more often than the limit permits.
+            DeadlineError: a piece is not ready in time.
+            RunStoppedError: a piece ended on purpose, for a reason that a restart would not change.
         """
         notes = []
         for name, supervised in self.pieces.items():
+            if not supervised.ready:
+                self._check_start(supervised)
             code = supervised.handle.poll()
             if code is None or name in finished:
                 continue
-            why = f"{name} ended with exit status {code}: {supervised.handle.error_line()}"
-            if not supervised.ready:
-                raise EngineError(why)
+            line = supervised.handle.error_line()
+            if code == ON_PURPOSE:
+                raise RunStoppedError(f"{name} stopped the run: {line}")
+            why = f"{name} ended with exit status {code}: {line}"
             if not supervised.budget.spend(time.monotonic()):
                 raise EngineError(f"{why} (after {supervised.restarts} restarts; launch.restart_limit = {self._restart_limit})")
+            supervised.cpu_of_the_dead_s, supervised.cpu_s = supervised.cpu_of_the_dead_s + supervised.cpu_s, 0.0
             supervised.handle = await self._starter.start(supervised.piece, restart=True)
             supervised.restarts += 1
             notes.append(f"{why}; restarted")
         return notes
+
+    def cpu_s(self) -> dict[str, float]:
+        """Processor seconds used so far by each piece, its earlier processes included."""
+        for supervised in self.pieces.values():
+            supervised.cpu_s = max(supervised.cpu_s, supervised.handle.cpu_s())
+        return {name: piece.cpu_of_the_dead_s + piece.cpu_s for name, piece in self.pieces.items()}
+
+    @property
+    def restarts(self) -> dict[str, int]:
+        """Restarts of each piece."""
+        return {name: supervised.restarts for name, supervised in self.pieces.items()}
 
     def exit_code(self, name: str) -> int | None:
         """Exit status of a piece; ``None`` while it runs."""
@@ -170,6 +192,14 @@ class Fleet:
         for handle in handles:
             handle.kill()
         await self._ended(handles, _KILL_WAIT_S, until_second_signal=False)
+
+    @staticmethod
+    def _check_start(supervised: Supervised) -> None:
+        name, code = supervised.piece.name, supervised.handle.poll()
+        if code is not None:
+            raise EngineError(f"{name} could not start (exit status {code}): {supervised.handle.error_line()}")
+        if time.monotonic() > supervised.ready_by_s:
+            raise DeadlineError(f"{name} must be ready in time (launch.start_timeout_s), got silence; its log is logs/{name}.log")
 
     async def _ended(self, handles: list[Handle], timeout_s: float, *, until_second_signal: bool = True) -> bool:
         give_up = time.monotonic() + timeout_s

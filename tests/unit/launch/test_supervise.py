@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from async_search_rl.errors import DeadlineError, EngineError
+from async_search_rl.errors import DeadlineError, EngineError, RunStoppedError
 from async_search_rl.launch import guard
 from async_search_rl.launch.local import LocalStarter
 from async_search_rl.launch.process import LocalProcess, Piece, meaningful_line
@@ -74,8 +74,8 @@ async def started(tmp_path, interrupts=None, limit=3, stop_timeout_s=5.0):
 def test_leaving_the_fleet_kills_grandchildren_in_sessions_of_their_own(tmp_path):
     async def scenario():
         async with started(tmp_path) as pieces:
-            await pieces.start(python("a", GRANDCHILD, tmp_path / "pid"))
-            await pieces.await_ready("a", written(tmp_path / "pid"), 10)
+            await pieces.start(python("a", GRANDCHILD, tmp_path / "pid"), 30)
+            await pieces.await_ready("a", written(tmp_path / "pid"))
             pid = int((tmp_path / "pid").read_text())
             assert alive(pid)
             return pid
@@ -86,8 +86,8 @@ def test_leaving_the_fleet_kills_grandchildren_in_sessions_of_their_own(tmp_path
 def test_a_killed_guard_leaves_no_orphans_after_the_restart(tmp_path):
     async def scenario():
         async with started(tmp_path) as pieces:
-            await pieces.start(python("a", GRANDCHILD, tmp_path / "pid"))
-            await pieces.await_ready("a", written(tmp_path / "pid"), 10)
+            await pieces.start(python("a", GRANDCHILD, tmp_path / "pid"), 30)
+            await pieces.await_ready("a", written(tmp_path / "pid"))
             first = int((tmp_path / "pid").read_text())
             os.kill(pieces.pieces["a"].handle.pid, signal.SIGKILL)
             until(lambda: pieces.exit_code("a") is not None)
@@ -121,8 +121,8 @@ def test_pieces_are_stopped_politely_and_in_order(tmp_path):
     async def scenario():
         async with started(tmp_path) as pieces:
             for name in ("learner", "actor"):
-                await pieces.start(python(name, POLITE, tmp_path / f"{name}.ready", tmp_path / "order", name))
-                await pieces.await_ready(name, written(tmp_path / f"{name}.ready"), 10)
+                await pieces.start(python(name, POLITE, tmp_path / f"{name}.ready", tmp_path / "order", name), 30)
+                await pieces.await_ready(name, written(tmp_path / f"{name}.ready"))
             await pieces.stop(["actor", "learner", "absent"])
             assert [pieces.exit_code(name) for name in ("actor", "learner")] == [0, 0]
 
@@ -133,8 +133,8 @@ def test_pieces_are_stopped_politely_and_in_order(tmp_path):
 def test_a_piece_that_ignores_the_signal_is_killed_after_the_timeout(tmp_path):
     async def scenario():
         async with started(tmp_path, stop_timeout_s=0.3) as pieces:
-            await pieces.start(python("a", STUBBORN, tmp_path / "a.ready"))
-            await pieces.await_ready("a", written(tmp_path / "a.ready"), 10)
+            await pieces.start(python("a", STUBBORN, tmp_path / "a.ready"), 30)
+            await pieces.await_ready("a", written(tmp_path / "a.ready"))
             await pieces.stop(["a"])
             return pieces.exit_code("a")
 
@@ -146,8 +146,8 @@ def test_the_second_signal_ends_the_wait_for_a_clean_stop(tmp_path):
         interrupts = Interrupts()
         async with started(tmp_path, interrupts, stop_timeout_s=600) as pieces:
             with interrupts.caught():
-                await pieces.start(python("a", STUBBORN, tmp_path / "a.ready"))
-                await pieces.await_ready("a", written(tmp_path / "a.ready"), 10)
+                await pieces.start(python("a", STUBBORN, tmp_path / "a.ready"), 30)
+                await pieces.await_ready("a", written(tmp_path / "a.ready"))
                 os.kill(os.getpid(), signal.SIGINT)
                 await asyncio.sleep(0)
                 stopping = asyncio.create_task(pieces.stop(["a"]))
@@ -166,10 +166,10 @@ def test_a_signal_ends_the_wait_for_readiness(tmp_path):
         interrupts = Interrupts()
         async with started(tmp_path, interrupts) as pieces:
             with interrupts.caught():
-                await pieces.start(python("a", "import time; time.sleep(600)"))
+                await pieces.start(python("a", "import time; time.sleep(600)"), 30)
                 os.kill(os.getpid(), signal.SIGTERM)
                 with pytest.raises(RunInterruptedError):
-                    await pieces.await_ready("a", never, 60)
+                    await pieces.await_ready("a", never)
 
     asyncio.run(scenario())
 
@@ -180,8 +180,8 @@ def test_a_piece_that_cannot_start_is_named_with_its_error_and_exit_status(tmp_p
 
     async def scenario():
         async with started(tmp_path) as pieces:
-            await pieces.start(python("search", "import sys; print('error: cannot bind 127.0.0.1:80: busy'); sys.exit(3)"))
-            await pieces.await_ready("search", never, 10)
+            await pieces.start(python("search", "import sys; print('error: cannot bind 127.0.0.1:80: busy'); sys.exit(3)"), 30)
+            await pieces.await_ready("search", never)
 
     with pytest.raises(EngineError, match=r"^search could not start \(exit status 3\): cannot bind 127\.0\.0\.1:80: busy$"):
         asyncio.run(scenario())
@@ -200,10 +200,10 @@ def test_a_piece_that_is_not_ready_in_time_is_named(tmp_path):
 
     async def scenario():
         async with started(tmp_path) as pieces:
-            await pieces.start(python("replay", "import time; time.sleep(600)"))
-            await pieces.await_ready("replay", never, 0.2)
+            await pieces.start(python("replay", "import time; time.sleep(600)"), 0.2)
+            await pieces.await_ready("replay", never)
 
-    with pytest.raises(DeadlineError, match=r"replay must be ready within 0\.2 s"):
+    with pytest.raises(DeadlineError, match=r"replay must be ready in time .*logs/replay\.log"):
         asyncio.run(scenario())
 
 
@@ -215,8 +215,8 @@ def test_restarts_stop_at_the_limit_and_get_their_own_arguments(tmp_path):
 
     async def scenario():
         async with started(tmp_path, limit=2) as pieces:
-            await pieces.start(python("learner", code, tmp_path / "runs", restart_argv=("again",)))
-            await pieces.await_ready("learner", always, 10)
+            await pieces.start(python("learner", code, tmp_path / "runs", restart_argv=("again",)), 30)
+            await pieces.await_ready("learner", always)
             for _ in range(3):
                 until(lambda: pieces.exit_code("learner") is not None)
                 await pieces.mend()
@@ -226,14 +226,52 @@ def test_restarts_stop_at_the_limit_and_get_their_own_arguments(tmp_path):
     assert (tmp_path / "runs").read_text().splitlines() == [".", "again.", "again."]
 
 
+def test_a_piece_that_stops_the_run_on_purpose_is_not_restarted(tmp_path):
+    async def always():
+        return True
+
+    async def scenario():
+        async with started(tmp_path) as pieces:
+            await pieces.start(python("learner", "import sys; print('error: every group is filtered'); sys.exit(3)"), 30)
+            await pieces.await_ready("learner", always)
+            until(lambda: pieces.exit_code("learner") is not None)
+            await pieces.mend()
+
+    with pytest.raises(RunStoppedError, match=r"^learner stopped the run: every group is filtered$"):
+        asyncio.run(scenario())
+
+
+def test_a_piece_that_dies_before_it_is_ready_is_not_restarted(tmp_path):
+    async def scenario():
+        async with started(tmp_path) as pieces:
+            await pieces.start(python("actor", "import sys; sys.exit('error: no weights')"), 30)
+            until(lambda: pieces.exit_code("actor") is not None)
+            await pieces.mend()
+
+    with pytest.raises(EngineError, match=r"^actor could not start \(exit status 1\): no weights$"):
+        asyncio.run(scenario())
+
+
+def test_processor_seconds_include_grandchildren(tmp_path):
+    burn = "import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', 'while True: pass'])"
+
+    async def scenario():
+        async with started(tmp_path) as pieces:
+            await pieces.start(python("a", burn), 30)
+            until(lambda: pieces.cpu_s()["a"] > 0.2)
+            return pieces.cpu_s()["a"]
+
+    assert 0.2 < asyncio.run(scenario()) < 10
+
+
 def test_a_finished_piece_is_not_restarted(tmp_path):
     async def always():
         return True
 
     async def scenario():
         async with started(tmp_path) as pieces:
-            await pieces.start(python("learner", "pass"))
-            await pieces.await_ready("learner", always, 10)
+            await pieces.start(python("learner", "pass"), 30)
+            await pieces.await_ready("learner", always)
             until(lambda: pieces.exit_code("learner") is not None)
             return await pieces.mend(finished=["learner"]), pieces.exit_code("learner")
 
@@ -250,7 +288,7 @@ def test_strangers_of_the_launcher_are_spared(tmp_path):
 
         async def scenario():
             async with started(tmp_path) as pieces:
-                await pieces.start(python("a", "import time; time.sleep(600)"))
+                await pieces.start(python("a", "import time; time.sleep(600)"), 30)
 
         asyncio.run(scenario())
         assert stranger.poll() is None
