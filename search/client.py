@@ -140,11 +140,7 @@ class SearchClient:
         done: asyncio.Future[list[Passage]] = asyncio.get_running_loop().create_future()
         self._pending.append(_Question(query, topk or self.topk, now_s + self._timeout_s, done))
         self._schedule()
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                return await done
-        except TimeoutError as error:
-            raise SearchFailedError(f"{self._names()} must answer within {self._timeout_s:g} s, got no answer") from error
+        return await done  # Ends by the deadline: that of its request, or of the requests it waits behind.
 
     def _schedule(self) -> None:
         """Send at the end of this turn of the loop, so that everything asked in it travels together."""
@@ -168,11 +164,13 @@ class SearchClient:
 
     def _fold(self) -> list[_Question]:
         """The oldest waiting questions of one top-k; those whose caller has gone are left out."""
-        topk = self._pending[0].topk
+        topk, now_s = self._pending[0].topk, time.monotonic()
         folded: list[_Question] = []
         while self._pending and len(folded) < _MAX_FOLDED and self._pending[0].topk == topk:
             question = self._pending.popleft()
-            if not question.done.done():
+            if question.deadline_s <= now_s:
+                _fail(question, self._too_late())
+            elif not question.done.done():
                 folded.append(question)
         return folded
 
@@ -191,7 +189,7 @@ class SearchClient:
     async def _ask(self, queries: list[str], topk: int, deadline_s: float) -> list[list[Passage]]:
         """Attempts until one succeeds, retries or time run out, or the server says that the request itself is wrong."""
         body = encode_request(queries, topk)
-        last: Exception | None = None
+        last: Exception = self._too_late()
         for attempt in range(self._retries + 1):
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
@@ -208,7 +206,7 @@ class SearchClient:
             await asyncio.sleep(min(self._wait_s(attempt, last), max(0.0, deadline_s - time.monotonic())))
         raise SearchFailedError(f"{self._names()} gave no answer: {type(last).__name__}: {last}") from last
 
-    def _wait_s(self, attempt: int, error: Exception | None) -> float:
+    def _wait_s(self, attempt: int, error: Exception) -> float:
         """Doubling and jittered; at least what a full server asked for."""
         base_s: float = min(_FIRST_WAIT_S * 2**attempt, _MAX_WAIT_S)
         asked_s = error.retry_after_s if isinstance(error, OverloadedError) else 0.0
@@ -284,6 +282,9 @@ class SearchClient:
             raise
         replica.succeed(time.monotonic() - started_s)
         return answer
+
+    def _too_late(self) -> SearchFailedError:
+        return SearchFailedError(f"{self._names()} must answer within {self._timeout_s:g} s, got no answer")
 
     def _names(self) -> str:
         return ", ".join(replica.url for replica in self.replicas)

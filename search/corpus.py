@@ -50,22 +50,31 @@ class Corpus:
     def __init__(self, path: Path, text: Path, offsets: NDArray[np.int64], stamp: CorpusStamp) -> None:
         self.path = path
         self.stamp = stamp
-        self._offsets = offsets
+        self._offsets = np.asarray(offsets)
+        self._checked = bytearray(stamp.rows)
         self._file = text.open("rb")
         self._text = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def __len__(self) -> int:
         return self.stamp.rows
 
-    def document(self, row: int) -> bytes:
-        """The JSON object of ``row`` as it stands in the file.
+    def documents(self, rows: NDArray[np.int64]) -> list[bytes]:
+        """The JSON objects of ``rows`` as they stand in the file.
 
         Raises:
             DataError: there is no such row, or its line is not ``{"id", "contents"}``.
         """
-        line = self._line(row)
-        self._parse(line, row)
-        return line
+        if rows.size and not (rows.min() >= 0 and rows.max() < self.stamp.rows):
+            raise DataError(f"rows must be between 0 and {self.stamp.rows - 1} in {self.path}, got {rows.min()} to {rows.max()}")
+        text, checked = self._text, self._checked
+        lines = []
+        for row, start, end in zip(rows.tolist(), self._offsets[rows].tolist(), self._offsets[rows + 1].tolist(), strict=True):
+            line = text[start:end]
+            if not checked[row]:  # Once a row, so that a reply can carry the line as it stands.
+                self._parse(line, row)
+                checked[row] = 1
+            lines.append(line)
+        return lines
 
     def contents(self, row: int) -> str:
         r"""``"Title"\\ntext`` of ``row``."""
@@ -88,7 +97,7 @@ class Corpus:
     def _line(self, row: int) -> bytes:
         if not 0 <= row < self.stamp.rows:
             raise DataError(f"row must be between 0 and {self.stamp.rows - 1} in {self.path}, got {row}")
-        return self._text[int(self._offsets[row]) : int(self._offsets[row + 1])].rstrip()
+        return self._text[int(self._offsets[row]) : int(self._offsets[row + 1])]
 
     def _parse(self, line: bytes, row: int) -> WireDocument:
         try:

@@ -6,6 +6,7 @@ Back ends that rank the rows of a corpus implement :class:`RowIndex`; :class:`Co
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -22,7 +23,7 @@ class Hit(NamedTuple):
     """One document of an answer."""
 
     document: bytes
-    """The document as a JSON object, as it stands in the corpus."""
+    """The document as a JSON object, as it stands in the corpus (a newline may follow)."""
     score: float
 
 
@@ -84,12 +85,11 @@ class CorpusIndex:
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
         """See :class:`Index`."""
-        ranking = self.rows.rank(queries, min(topk, len(self.corpus)))
-        document = self.corpus.document
-        return [
-            [Hit(document(row), score) for row, score in zip(rows, scores, strict=True) if row != NO_ROW]
-            for rows, scores in zip(ranking.rows_QK.tolist(), ranking.scores_QK.tolist(), strict=True)
-        ]
+        rows_QK, scores_QK = self.rows.rank(queries, min(topk, len(self.corpus)))
+        found_QK = rows_QK != NO_ROW
+        hits = list(map(Hit, self.corpus.documents(rows_QK[found_QK]), scores_QK[found_QK].tolist()))
+        ends_Q = np.cumsum(found_QK.sum(axis=1)).tolist()
+        return [hits[start:end] for start, end in itertools.pairwise([0, *ends_Q])]
 
     def info(self) -> dict[str, Any]:
         """See :class:`Index`."""

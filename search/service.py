@@ -26,6 +26,7 @@ from async_search_rl.http import OverloadedError, announce, listening, make_app,
 from async_search_rl.metrics import prometheus_text
 from search.backends import open_backend
 from search.engine import Hits, Retriever
+from search.index import Hit
 from search.requests import RequestLimits, RetrieveRequest, parse_request
 from search.schema import TIMEOUT_HEADER
 from search.worker import OpenIndex
@@ -84,13 +85,18 @@ def build_app(config: Config, retriever: Retriever, token: str | None) -> web.Ap
 
 def encode_reply(request: RetrieveRequest, answers: Sequence[Hits]) -> bytes:
     """Search-R1's reply; documents go out as they stand in the corpus. ``cut`` names the queries that were too long."""
-    if request.return_scores:
-        lists = (b",".join(b'{"document":%b,"score":%b}' % (d, repr(score).encode()) for d, score in hits) for hits in answers)
-    else:
-        lists = (b",".join(hit.document for hit in hits) for hits in answers)
-    result = b",".join(b"[%b]" % one for one in lists)
+    hit = _scored_hit if request.return_scores else _bare_hit
+    result = b",".join([b"[%b]" % b",".join(map(hit, hits)) for hits in answers])
     cut = b',"cut":' + msgspec.json.encode(request.cut) if request.cut else b""
     return b'{"result":[%b]%b}' % (result, cut)
+
+
+def _scored_hit(hit: Hit) -> bytes:
+    return b'{"document":%b,"score":%b}' % (hit[0], repr(hit[1]).encode())
+
+
+def _bare_hit(hit: Hit) -> bytes:
+    return hit[0]
 
 
 async def _serve(config: Config, open_index: OpenIndex | None = None) -> None:
