@@ -1,0 +1,115 @@
+"""The part that lives inside vLLM's worker processes: new weights are staged beside the running model, then swapped in.
+
+The engine wrapper calls these methods by name on every worker (tensor-parallel rank). Staging runs on a thread of its own while the
+worker goes on generating; only :meth:`WeightExtension.weights_commit` touches the model, and only while generation is paused.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Protocol
+
+from async_search_rl.errors import WeightSyncError
+from rollouts.vllm_compat import load_into_running_model
+
+EXTENSION = f"{__name__}.WeightExtension"
+
+
+class Staging(Protocol):
+    """Weights on their way: being staged, staged, or failed."""
+
+    def state(self) -> str:
+        """``receiving``, ``ready``, or ``failed: why``."""
+
+    def take(self) -> Iterable[tuple[str, Any]]:
+        """The staged ``(name, tensor)`` pairs in the checkpoint's format, once."""
+
+
+class FolderStaging:
+    """Stages the safetensors files of a model folder."""
+
+    def __init__(self, folder: str) -> None:
+        self._tensors: list[tuple[str, Any]] = []
+        self._state = "receiving"
+        threading.Thread(target=self._read, args=(Path(folder),), daemon=True, name="weights-from-folder").start()
+
+    def state(self) -> str:
+        """See :meth:`Staging.state`."""
+        return self._state
+
+    def take(self) -> Iterable[tuple[str, Any]]:
+        """See :meth:`Staging.take`."""
+        tensors, self._tensors = self._tensors, []
+        return tensors
+
+    def _read(self, folder: Path) -> None:
+        from safetensors.torch import load_file
+
+        try:
+            files = sorted(folder.glob("*.safetensors"))
+            if not files:
+                raise WeightSyncError(f"{folder} must hold safetensors files, got none")
+            self._tensors = [pair for file in files for pair in load_file(file).items()]
+            self._state = "ready"
+        except Exception as error:
+            self._state = f"failed: {error}"
+
+
+class WeightExtension:
+    """Mixed into vLLM's worker class; ``self`` is the worker."""
+
+    _staging: Staging | None = None
+
+    def guard_against(self, engine_owner: int) -> None:
+        """End this engine, worker and core, as soon as the process ``engine_owner`` has died without stopping it."""
+        core = os.getpid() if os.getppid() == engine_owner else os.getppid()
+        handle = os.pidfd_open(engine_owner)
+        threading.Thread(target=_end_with, args=(handle, core), daemon=True, name="owner-guard").start()
+
+    def weights_begin(self, offer: bytes) -> None:
+        """Start to receive the publication that ``offer`` (an encoded Offer) describes."""
+        from async_search_rl.weights.member import WeightMember
+
+        self._replace(lambda: WeightMember(offer, self.rank, self.device))  # type: ignore[attr-defined]
+
+    def weights_from_folder(self, folder: str) -> None:
+        """Start to read the weights of a model folder."""
+        self._replace(lambda: FolderStaging(folder))
+
+    def weights_state(self) -> str:
+        """State of what is being staged; ``none`` where nothing is."""
+        return "none" if self._staging is None else self._staging.state()
+
+    def weights_commit(self) -> None:
+        """Put the staged weights into the model. Generation must be paused.
+
+        Raises:
+            WeightSyncError: nothing is staged completely.
+        """
+        staging, self._staging = self._staging, None
+        if staging is None or staging.state() != "ready":
+            raise WeightSyncError(f"weights must be ready to commit, got {'none' if staging is None else staging.state()}")
+        load_into_running_model(self, staging.take())
+
+    def _replace(self, make: Callable[[], Staging]) -> None:
+        self._staging = None
+        self._staging = make()
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to send this process SIGTERM when the process that started it ends."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGTERM)
+
+
+def _end_with(handle: int, core: int) -> None:
+    select.select([handle], [], [])
+    if core != os.getpid():
+        os.kill(core, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
