@@ -126,8 +126,8 @@ def activation_bytes(shape: ModelShape, tokens: int, dtype_bytes: int, checkpoin
     """What the backward pass needs of the forward pass, attention computed without a [T, T] matrix.
 
     A layer keeps, for each token: the inputs of its seven projections, rotated queries and keys, values, the attention's
-    output, the gate's parts, and its two norms in float32, and those of queries and keys (after Korthikanti et al. 2022, for a gated MLP).
-    With checkpointing each layer keeps its input, and one layer at a time is whole.
+    output, the gate's parts, its two norms in float32, and norms of queries and keys where there are any (after Korthikanti
+    et al. 2022, for a gated MLP). With checkpointing each layer keeps its input, and one layer at a time is whole.
     """
     attention = 2 * shape.heads * shape.head_dim + 2 * shape.kv_heads * shape.head_dim
     layer = tokens * (dtype_bytes * (4 * shape.hidden + attention + 4 * shape.mlp_width) + 4 * 4 * shape.hidden)
