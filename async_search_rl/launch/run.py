@@ -134,7 +134,7 @@ class Launch:
         """
         while self._members.exit_code("learner") != 0:
             self._interrupts.check()
-            await self._observe()
+            await self._observe(now=self._members.has_dead())
             if self._status is not None and self._status.state == "stopped":
                 raise RunStoppedError(self._status.stop or "the replay service stopped the run without a reason")
             for note in await self._members.mend(finished=self._finished()):
@@ -142,11 +142,12 @@ class Launch:
                 self._screen.note(f"warning: {note}")
             self._show()
             await asyncio.sleep(_TICK_S)
-        await self._observe(now=True)
-        self._show("finished", now=True)
+        self._show("finished")
 
     async def stop(self) -> None:
-        """End all pieces, in order."""
+        """End all pieces, in order, after a last look."""
+        if self._config.replay.url:
+            await self._observe(now=True)
         self._timeline.close()
         self._screen.show(self._view("stopping; Ctrl-C again ends everything at once"), now=True)
         await self._members.stop(pieces.stop_order(list(self._members.pieces)))

@@ -165,6 +165,10 @@ class Fleet:
             supervised.cpu_s = max(supervised.cpu_s, supervised.handle.cpu_s())
         return {name: piece.cpu_of_the_dead_s + piece.cpu_s for name, piece in self.pieces.items()}
 
+    def has_dead(self) -> bool:
+        """Whether a piece has ended."""
+        return any(supervised.handle.poll() is not None for supervised in self.pieces.values())
+
     @property
     def restarts(self) -> dict[str, int]:
         """Restarts of each piece."""

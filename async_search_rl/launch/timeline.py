@@ -67,8 +67,8 @@ def last_seconds(rows: Sequence[Row], seconds: float) -> Sequence[Row]:
 def shares(rows: Sequence[Row], learner_steps: Sequence[Mapping[str, Any]] = ()) -> dict[str, float]:
     """How busy the pieces were over ``rows``; what cannot be known is left out.
 
-    Returns shares in [0, 1]: `generators_busy`, `generators_stalled` (for weight updates), `learner_busy` and `learner_waiting` (over
-    ``learner_steps``, its records), `search_busy`; and `tokens_per_s` sampled, summed over the actors.
+    Returns shares in [0, 1]: `generators_busy`, `generators_stalled` (for weight updates), `learner_busy` and `learner_waiting`
+    (over ``learner_steps``, its records), `search_busy`; and `tokens_per_s` sampled, summed over the actors.
     """
     found: dict[str, float] = {}
     busy, idle, stall = (actor_increase(rows, name) for name in ("busy_s", "idle_s", "stall_s"))
