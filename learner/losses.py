@@ -118,9 +118,10 @@ def ppo(batch: TokenBatch, log_ratio_N: Tensor, algorithm: AlgorithmSection) -> 
     objective_N = torch.minimum(unclipped_N, r_N.clamp(1 - algorithm.clip_low, 1 + algorithm.clip_high) * advantages_N)
     clipped_N = objective_N < unclipped_N
     if algorithm.dual_clip > 0:
-        floor_N = torch.where(advantages_N < 0, algorithm.dual_clip * advantages_N, objective_N.detach())
-        clipped_N = clipped_N | (objective_N < floor_N)
-        objective_N = torch.maximum(objective_N, floor_N)
+        floor_N = algorithm.dual_clip * advantages_N
+        below_N = (advantages_N < 0) & (objective_N < floor_N)
+        clipped_N = clipped_N | below_N
+        objective_N = torch.where(below_N, floor_N, objective_N)
     return Surrogate(objective_N, clipped_N)
 
 
