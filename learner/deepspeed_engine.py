@@ -6,6 +6,7 @@ whole batch, and optimiser steps. All ranks call the same methods in the same or
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -57,7 +58,7 @@ class Engine:
     ) -> None:
         deepspeed = import_deepspeed()
         self._zero = deepspeed.zero
-        self._ranks = ranks
+        self._ranks, self._stage = ranks, learner.zero_stage
         self.module = module
         self.parameters = sum(p.numel() for p in module.parameters())
         self.dtype = next(module.parameters()).dtype
@@ -101,12 +102,17 @@ class Engine:
         if not finite:
             self._engine.optimizer.zero_grad()
             return StepReport(float("inf"), False)
+        norm = None
+        if self._stage == 0:
+            norm = float(torch.nn.utils.get_total_norm([p.grad for p in self.module.parameters() if p.grad is not None]))
+            if not math.isfinite(norm):
+                return self.step(lr, finite=False)
         for group in self._engine.optimizer.param_groups:
             group["lr"] = lr
         self._engine.step()
         applied = bool(self._engine.was_step_applied())
-        norm = self._engine.get_global_grad_norm()
-        return StepReport(float(norm) if applied and norm is not None else float("inf"), applied)
+        norm = norm if norm is not None else float(self._engine.get_global_grad_norm())
+        return StepReport(norm if applied else float("inf"), applied)
 
     @contextmanager
     def gathered(self, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
@@ -170,6 +176,6 @@ def _mark_blocks(module: nn.Module, blocks: Sequence[str], *, leaf: bool, compil
     for block in found:
         if compiled:
             # ZeRO's hooks stay outside of what is compiled, where the block's parameters are whole.
-            block.forward = torch.compile(block.forward, dynamic=True)  # type: ignore[method-assign]
+            block.forward = torch.compile(block.forward, dynamic=True)
         if leaf:
             set_z3_leaf_module(block, True)
