@@ -57,7 +57,7 @@ def pack(lengths: Sequence[int], budget: int, ranks: int = 1, quadratic_tokens: 
     alone = [[i] for i in order if lengths[i] > budget]
     rest = [i for i in order if lengths[i] <= budget]
     bins = alone + _fill(rest, lengths, costs, budget, ranks, len(alone))
-    plan = _deal(bins, costs, ranks)
+    plan = _deal(bins, lengths, costs, ranks)
     return PackingPlan(plan, _idle(plan, lengths), _idle(plan, costs))
 
 
@@ -162,17 +162,22 @@ def _best_exchange(
     return best
 
 
-def _deal(bins: list[list[int]], costs: Sequence[float], ranks: int) -> list[list[list[int]]]:
-    """Bins of similar cost run at the same time; in each such step the dearest goes to the rank that has done least."""
+def _deal(bins: list[list[int]], lengths: Sequence[int], costs: Sequence[float], ranks: int) -> list[list[list[int]]]:
+    """Bins of similar cost run at the same time; in each such step the largest sum of L^2 goes to the rank with the least so far.
+
+    Who takes which bin of a step changes no time, so it is free to balance the squares.
+    """
     cost = [sum(costs[i] for i in members) for members in bins]
+    squares = [sum(lengths[i] ** 2 for i in members) for members in bins]
     order = sorted(range(len(bins)), key=lambda b: (-cost[b], b))
     plan: list[list[list[int]]] = [[] for _ in range(ranks)]
-    done = [0.0] * ranks
+    done = [0] * ranks
     for start in range(0, len(order), ranks):
-        idle_first = sorted(range(ranks), key=lambda r: (done[r], r))
-        for rank, b in zip(idle_first, order[start : start + ranks], strict=True):
+        least_first = sorted(range(ranks), key=lambda r: (done[r], r))
+        largest_first = sorted(order[start : start + ranks], key=lambda b: (-squares[b], b))
+        for rank, b in zip(least_first, largest_first, strict=True):
             plan[rank].append(sorted(bins[b]))
-            done[rank] += cost[b]
+            done[rank] += squares[b]
     return plan
 
 

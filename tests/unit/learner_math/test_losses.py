@@ -155,6 +155,21 @@ def test_ratio_one_gives_the_on_policy_gradient(loss: str, advantages_of: str) -
         np.testing.assert_allclose(loss_and_gradient(same, a)[1], -(batch.weights_N * batch.advantages_N).numpy(), atol=1e-12)
 
 
+def test_gspo_with_token_advantages_is_gspo_token() -> None:
+    batch, a = random_batch(9), AlgorithmSection(loss="gspo", correction="none", clip_low=0.1, clip_high=0.1)
+    expected = np.zeros(len(batch.current_N))
+    for s in range(batch.sequences):
+        members = (batch.sequence_N == s).numpy()
+        ratio = math.exp((batch.current_N - batch.proximal_N).numpy()[members].mean())
+        for t in np.flatnonzero(members):
+            advantage = float(batch.advantages_N[t])
+            clipped = (advantage > 0 and ratio > 1.1) or (advantage < 0 and ratio < 0.9)
+            expected[t] = 0.0 if clipped else -float(batch.weights_N[t]) * ratio * advantage
+    np.testing.assert_allclose(loss_and_gradient(batch, a)[1], expected, atol=1e-12)
+    assert (expected == 0).any()
+    assert (expected != 0).any()
+
+
 @given(seed=st.integers(0, 1000), loss=st.sampled_from(sorted(LOSSES)), correction=st.sampled_from(sorted(CORRECTIONS)))
 @settings(max_examples=30, deadline=None)
 def test_splitting_the_batch_into_micro_batches_changes_nothing(seed: int, loss: str, correction: str) -> None:
