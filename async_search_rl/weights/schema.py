@@ -47,7 +47,9 @@ class Bucket(WeightMessage, frozen=True):
 class OfferRequest(WeightMessage, frozen=True):
     """``have``: packed version that is loaded or being received, ``None`` for none. ``workers``: members it brings.
 
-    ``device``: what its engine runs on (``"cpu"``, or the PCI bus id of its first GPU), by which the transport is chosen.
+    ``device``: what its engine runs on, by which the transport is chosen: ``"cpu"``, or the GPU's name
+    (:func:`async_search_rl.weights.device.device_name`), one for all workers or, with commas, one for each.
+    ``epoch``: the epoch of the group that its workers hold open, ``None`` for none; only a group that all hold open is reused.
     """
 
     receiver: str
@@ -55,6 +57,7 @@ class OfferRequest(WeightMessage, frozen=True):
     workers: int
     device: str
     wait_s: float
+    epoch: int | None = None
 
 
 class Offer(WeightMessage, frozen=True):
