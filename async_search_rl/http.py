@@ -120,7 +120,7 @@ async def listening(
         try:
             await web.TCPSite(runner, host, port, backlog=backlog).start()
         except OSError as error:
-            raise ConfigError(f"cannot bind {host}:{port}: {error.strerror or error}") from error
+            raise ConfigError(f"cannot bind {host}:{port}: {os.strerror(error.errno) if error.errno else error}") from error
         bound = runner.addresses[0]
         yield f"http://{_reachable(host)}:{bound[1]}"
     finally:

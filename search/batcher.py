@@ -47,14 +47,15 @@ class _Flight(Generic[Answer]):
 
 
 class Batcher(Generic[Answer]):
-    """Batches queries in front of ``search(queries, topk)``, which is awaited once at a time.
+    """Batches queries in front of ``search(queries, topk)``, which is awaited once at a time; it answers each query, with an
+    exception where that query alone failed.
 
     ``clock`` gives seconds. Use within one event loop; :meth:`close` fails whatever still waits.
     """
 
     def __init__(
         self,
-        search: Callable[[list[str], int], Awaitable[Sequence[Answer]]],
+        search: Callable[[list[str], int], Awaitable[Sequence[Answer | Exception]]],
         max_batch: int,
         max_wait_s: float,
         max_queue: int,
@@ -198,7 +199,10 @@ class Batcher(Generic[Answer]):
                 await self._fly([flight])
             return
         for flight, answer in zip(batch, answers, strict=True):
-            self._land(flight, answer)
+            if isinstance(answer, Exception):
+                self._fail(flight, answer)
+            else:
+                self._land(flight, answer)
 
     def _land(self, flight: _Flight[Answer], answer: Answer) -> None:
         del self._flights[flight.key]

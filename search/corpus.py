@@ -76,9 +76,19 @@ class Corpus:
             lines.append(line)
         return lines
 
+    def line(self, row: int) -> bytes:
+        """Line ``row`` of the file, unchecked.
+
+        Raises:
+            DataError: there is no such row.
+        """
+        if not 0 <= row < self.stamp.rows:
+            raise DataError(f"row must be between 0 and {self.stamp.rows - 1} in {self.path}, got {row}")
+        return self._text[int(self._offsets[row]) : int(self._offsets[row + 1])]
+
     def contents(self, row: int) -> str:
-        r"""``"Title"\\ntext`` of ``row``."""
-        return self._parse(self._line(row), row).contents
+        r"""``"Title"\ntext`` of ``row``."""
+        return self._parse(self.line(row), row).contents
 
     def iter_contents(self, start: int = 0, stop: int | None = None) -> Iterator[str]:
         """The contents of rows ``start`` to ``stop`` in order."""
@@ -93,11 +103,6 @@ class Corpus:
         """Unmap the text."""
         self._text.close()
         self._file.close()
-
-    def _line(self, row: int) -> bytes:
-        if not 0 <= row < self.stamp.rows:
-            raise DataError(f"row must be between 0 and {self.stamp.rows - 1} in {self.path}, got {row}")
-        return self._text[int(self._offsets[row]) : int(self._offsets[row + 1])]
 
     def _parse(self, line: bytes, row: int) -> WireDocument:
         try:

@@ -15,7 +15,7 @@ from async_search_rl.config.retrieval import RetrievalSection
 from async_search_rl.errors import DeadlineError, SearchFailedError
 from search.batcher import Batcher
 from search.cache import LruCache
-from search.index import Hit
+from search.index import Answer, Hit
 from search.requests import RetrieveRequest
 from search.worker import OpenIndex, Worker
 
@@ -131,7 +131,7 @@ class Retriever:
                 self._cache.put((query, topk), hits)
         return found
 
-    async def _search(self, queries: list[str], topk: int) -> Sequence[Hits]:
+    async def _search(self, queries: list[str], topk: int) -> Sequence[Answer]:
         return await self._worker.search(queries, topk)
 
 

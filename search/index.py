@@ -27,16 +27,21 @@ class Hit(NamedTuple):
     score: float
 
 
+Answer = list[Hit] | Exception
+"""The hits of one query, or why it alone failed."""
+
+
 class Index(Protocol):
     """A back end, ready to search."""
 
     releases_gil: bool
     """Whether a search leaves the interpreter to other threads; otherwise the worker is a process of its own."""
 
-    def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
+    def search(self, queries: Sequence[str], topk: int) -> list[Answer]:
         """At most ``topk`` hits for each of the non-empty ``queries``, best first; an empty list where nothing matches.
 
-        The answer to a query does not depend on the others in its batch. Errors are raised, never turned into empty lists.
+        The answer to a query does not depend on the others in its batch. What fails is raised, or stands as an exception in
+        the place of the one query it concerns; it is never turned into an empty list.
         """
         ...
 
@@ -83,7 +88,7 @@ class CorpusIndex:
         self.corpus = corpus
         self.releases_gil = rows.releases_gil
 
-    def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
+    def search(self, queries: Sequence[str], topk: int) -> list[Answer]:
         """See :class:`Index`."""
         rows_QK, scores_QK = self.rows.rank(queries, min(topk, len(self.corpus)))
         found_QK = rows_QK != NO_ROW

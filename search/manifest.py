@@ -6,6 +6,7 @@ last, so a folder without one holds an unfinished build.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 from collections.abc import Iterable
@@ -39,8 +40,11 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 def new_manifest(backend: str, corpus: CorpusStamp, parameters: dict[str, Parameter], packages: Iterable[str]) -> Manifest:
-    """The manifest of an index that is made now with ``packages`` (distribution names)."""
-    versions = {name: importlib.metadata.version(name) for name in packages}
+    """The manifest of an index that is made now with those of ``packages`` (distribution names) that are installed."""
+    versions = {}
+    for name in packages:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
     return Manifest(backend, corpus.rows, corpus.sha256, parameters, versions)
 
 

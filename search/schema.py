@@ -2,7 +2,7 @@ r"""What travels between the retrieval service and its clients: Search-R1's docu
 
 Request: ``POST /retrieve {"queries": [str], "topk": int?, "return_scores": bool = false}``.
 Reply: ``{"result": [[{"document": {"id", "contents", ...}, "score": float}, ...], ...]}``, one list a query, best first; bare
-documents where scores were not asked for. ``contents`` is ``"Title"\\ntext``. An empty list means that nothing was found.
+documents where scores were not asked for. ``contents`` is ``"Title"\ntext``. An empty list means that nothing was found.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _REPLY_DECODER = msgspec.json.Decoder(WireReply)
 
 
 def split_contents(contents: str) -> tuple[str, str]:
-    r"""``"Title"\\ntext`` as (title, text), without the quotes around the title; one line alone is a text without a title."""
+    r"""``"Title"\ntext`` as (title, text), without the quotes around the title; one line alone is a text without a title."""
     first, newline, rest = contents.partition("\n")
     if not newline:
         return "", contents.strip()

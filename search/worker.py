@@ -15,7 +15,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 from async_search_rl.errors import DataError, SearchFailedError
-from search.index import Hit, Index
+from search.index import Answer, Index
 
 OpenIndex = Callable[[], Index]
 
@@ -48,7 +48,7 @@ class Worker:
         thread.shutdown()
         self._executor = self._new_process()
 
-    async def search(self, queries: list[str], topk: int) -> list[list[Hit]]:
+    async def search(self, queries: list[str], topk: int) -> list[Answer]:
         """See :class:`search.index.Index`. A worker process that died is replaced, and the batch fails."""
         executor = self._executor
         if executor is None:
@@ -91,7 +91,7 @@ def _open_in_child(open_index: OpenIndex, parent: int) -> None:
     _child_index = open_index()
 
 
-def _search_in_child(queries: Sequence[str], topk: int) -> list[list[Hit]]:
+def _search_in_child(queries: Sequence[str], topk: int) -> list[Answer]:
     if _child_index is None:
         raise DataError("the index must be open before a search, got none")
     return _child_index.search(queries, topk)
