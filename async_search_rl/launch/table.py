@@ -18,7 +18,8 @@ from rich.text import Text
 from async_search_rl.replay.schema import EvaluationResult, Status
 
 _SPARKS = "▁▂▃▄▅▆▇█"
-_BAR_CELLS = 24
+_BAR_CELLS = 16
+_PROGRESS_CELLS = 40
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,8 +131,8 @@ def sparkline(values: Sequence[float], cells: int = _BAR_CELLS) -> str:
 
 def _progress(view: View, status: Status) -> RenderableType:
     done = min(1.0, status.step / view.max_steps)
-    filled = round(done * 2 * _BAR_CELLS)
-    bar = Text.assemble(("━" * filled, "cyan"), ("━" * (2 * _BAR_CELLS - filled), "grey30"))
+    filled = round(done * _PROGRESS_CELLS)
+    bar = Text.assemble(("━" * filled, "cyan"), ("━" * (_PROGRESS_CELLS - filled), "grey30"))
     head = Text.assemble(("step ", "dim"), (f"{status.step}", "bold"), (f" / {view.max_steps}   ", "dim"), status.state)
     return Group(head, bar)
 
@@ -155,12 +156,10 @@ def _learning(view: View, status: Status) -> Table:
 def _work(view: View) -> Table:
     shares = view.shares
     grid = _grid()
-    grid.add_row(
-        "learner", _bar(("busy", shares.get("learner_busy"), "green"), ("waits for groups", shares.get("learner_waiting"), "red"))
-    )
+    grid.add_row("learner", _bar(("busy", shares.get("learner_busy"), "green"), ("waits", shares.get("learner_waiting"), "red")))
     busy, stalled = shares.get("generators_busy"), shares.get("generators_stalled")
     idle = None if busy is None else max(0.0, 1.0 - busy - (stalled or 0.0))
-    grid.add_row("generators", _bar(("busy", busy, "green"), ("takes weights", stalled, "yellow"), ("idle", idle, "red")))
+    grid.add_row("generators", _bar(("busy", busy, "green"), ("new weights", stalled, "yellow"), ("idle", idle, "red")))
     searching = shares.get("search_busy")
     grid.add_row("search", _bar(("busy", searching, "green"), ("idle", None if searching is None else 1.0 - searching, "grey50")))
     for wait in view.waits:
@@ -179,7 +178,8 @@ def _flow(view: View, status: Status) -> Table:
     versions = {a.version & 0xFFFFFFFF for a in status.actors if a.version is not None}
     newest = f"weights of step {max(versions)}" if versions else "no weights yet"
     went_on = sum(actor.gauges.get("in_flight_updates", 0) for actor in status.actors)
-    grid.add_row("actors", f"{len(status.actors)} live   {newest}   {went_on:.0f} requests went on across updates")
+    grid.add_row("actors", f"{len(status.actors)} live   {newest}")
+    grid.add_row("", f"{went_on:.0f} requests went on across an update")
     return grid
 
 
