@@ -1,8 +1,8 @@
 """Supervised start: a causal language model imitates demonstrations before reinforcement learning.
 
-In: a :class:`~async_search_rl.supervised.SupervisedSet` and a model (an existing one, or a new small Llama). Out: the trained model.
-Plain torch on one device. A step is the mean cross-entropy over all trained tokens of its batch, computed in micro-batches of
-sequences of like length; how the batch is split changes memory and padding, not the gradient.
+In: a :class:`~async_search_rl.supervised.SupervisedSet` and a model (an existing one, or a new small Llama). Out: the trained
+model. Plain torch on one device. A step is the mean cross-entropy over all trained tokens of its batch, computed in
+micro-batches of sequences of like length; how the batch is split changes memory and padding, not the gradient.
 
 Dimensions: B sequences of a micro-batch, T tokens, N trained tokens.
 """
@@ -10,6 +10,7 @@ Dimensions: B sequences of a micro-batch, T tokens, N trained tokens.
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,16 @@ MIN_LR_RATIO = 0.03
 """Floor of the cosine schedule, as a share of the peak."""
 REPORT_EVERY = 100
 """Steps between two progress reports."""
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "special_tokens_map.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+)
+"""Files that make up a tokenizer, as far as a folder has them."""
 
 
 def new_llama(settings: WarmstartSection, tokenizer: Any, seed: int) -> Any:
@@ -89,7 +100,7 @@ def backward(model: Any, data: SupervisedSet, batch: Sequence[int], slots: int) 
         hidden_BTD = model.model(input_ids=ids_BT[:, :-1], use_cache=False).last_hidden_state
         logits_NV = model.lm_head(hidden_BTD[trained_BT[:, 1:]]).float()
         loss = F.cross_entropy(logits_NV, ids_BT[:, 1:][trained_BT[:, 1:]], reduction="sum") / max(1, trained_tokens)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         total += loss.detach()
     return total
 
@@ -114,11 +125,13 @@ def schedule(step: int, steps: int, warmup_steps: int) -> float:
     return MIN_LR_RATIO + (1 - MIN_LR_RATIO) * 0.5 * (1 + math.cos(math.pi * done))
 
 
-def save(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Write ``model`` in half precision, with its tokenizer, as a transformers folder."""
+def save(model: Any, tokenizer_folder: Path, folder: Path) -> None:
+    """Write ``model`` in half precision, with the tokenizer files of ``tokenizer_folder``, as a transformers folder."""
     folder.mkdir(parents=True, exist_ok=True)
     model.cpu().half().save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    for name in TOKENIZER_FILES:
+        if (tokenizer_folder / name).is_file() and tokenizer_folder != folder:
+            shutil.copyfile(tokenizer_folder / name, folder / name)
 
 
 def _batches(count: int, size: int, steps: int, seed: int) -> Iterator[list[int]]:

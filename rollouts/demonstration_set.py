@@ -9,25 +9,29 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 from async_search_rl.config import Config
-from async_search_rl.questions import read_questions
+from async_search_rl.questions import Question, read_questions
 from async_search_rl.supervised import SupervisedSet
 from async_search_rl.tools.demo import read_entities
 from async_search_rl.tools.lexical import PassageSearch
-from async_search_rl.tools.passages import Passage, read_corpus
+from async_search_rl.tools.passages import read_corpus
 from rollouts.demonstrations import Demonstration, SloppyDemonstrator
+from rollouts.observation import Observations
+from rollouts.prompts import Prompts
+from rollouts.tokenizer import load_tokenizer
+from search.schema import Passage
 
 CHUNK = 2000
 """Demonstrations of one random stream."""
 TIMEOUT_S = 3600.0
 """Longest that one chunk may take."""
+NO_LIMIT = 1 << 30
+"""Room for an observation: only `rollout.max_observation_tokens` bounds it."""
 
 
 @dataclass(frozen=True)
@@ -60,22 +64,18 @@ class Worker:
     """Draws and tokenises demonstrations of one source."""
 
     def __init__(self, source: DemonstrationSource) -> None:
-        from transformers import AutoTokenizer
-
-        config = source.config
-        tokenizer = AutoTokenizer.from_pretrained(source.tokenizer)
-        self.encode: Callable[[str], list[int]] = lambda text: tokenizer.encode(text, add_special_tokens=False)
-        self._prompt = _prompt_renderer(tokenizer, config)
-        self._eos = tokenizer.eos_token
-        self._two_hop_share = config.warmstart.two_hop_share
+        rollout = source.config.rollout
+        self._tokenizer = load_tokenizer(source.tokenizer)
+        self._prompts = Prompts(self._tokenizer, source.config.data, rollout.max_prompt_tokens)
+        self._observations = Observations(self._tokenizer, rollout.max_observation_tokens, rollout.space_after_tag)
+        self._two_hop_share = source.config.warmstart.two_hop_share
         self.demonstrator = SloppyDemonstrator(
             read_questions(source.folder / "train.jsonl"),
             read_entities(source.folder / "entities.jsonl"),
             PassageSearch(list(read_corpus(source.folder / "corpus.jsonl"))),
-            [tokenizer.decode([token]) for token in range(len(tokenizer))],
-            lambda passages: observation(passages, self.encode, config.rollout.max_observation_tokens),
-            config.rollout.topk,
-            config.warmstart.renamed_share,
+            _pieces(source.tokenizer),
+            rollout.topk,
+            source.config.warmstart.renamed_share,
         )
 
     def draw(self, size: int, seed: str) -> SupervisedSet:
@@ -84,34 +84,27 @@ class Worker:
         return SupervisedSet.from_sequences(self.tokens(self.demonstrator.draw(rng, self._two_hop_share)) for _ in range(size))
 
     def tokens(self, demonstration: Demonstration) -> tuple[list[int], list[bool]]:
-        """Token ids and trained mask: each part is encoded by itself, as an episode appends it; EOS ends the last."""
-        ids = self.encode(self._prompt(demonstration.question))
+        """Token ids and trained mask, in the pieces and with the observations of an episode; EOS ends the answer."""
+        ids = self._prompts.ids(Question(id="demonstration", question=demonstration.question, answers=(demonstration.answer,)))
         mask = [False] * len(ids)
-        for number, part in enumerate(demonstration.parts, start=1):
-            piece = self.encode(part.text + (self._eos if number == len(demonstration.parts) else ""))
-            ids += piece
-            mask += [part.trained] * len(piece)
-        return ids, mask
+        for query, passages in demonstration.turns:
+            action = self._tokenizer.encode(f"<search> {query}</search>")
+            found = [Passage(id="", title=p.title, text=p.text, score=0.0) for p in passages]
+            observation = self._observations.passages(found, NO_LIMIT)
+            inserted = observation.token_ids if observation else []
+            ids += action + inserted
+            mask += [True] * len(action) + [False] * len(inserted)
+        last = self._tokenizer.encode(f"<answer> {demonstration.answer}</answer>")
+        last += [] if self._tokenizer.eos_id is None else [self._tokenizer.eos_id]
+        return ids + last, mask + [True] * len(last)
 
 
-def observation(passages: Sequence[Passage], encode: Callable[[str], list[int]], max_tokens: int) -> str:
-    """The passages between information tags, the last ones left out whole until at most ``max_tokens`` tokens remain."""
-    for count in range(len(passages), -1, -1):
-        text = "<information>" + "".join(f" {p.title}: {p.text}" for p in passages[:count]) + "</information>"
-        if len(encode(text)) <= max_tokens:
-            return text
-    raise ValueError(f"max_observation_tokens must be at least the two tags, got {max_tokens}")
+def _pieces(folder: Path) -> list[str]:
+    """Every entry of the vocabulary as text."""
+    from tokenizers import Tokenizer
 
-
-def _prompt_renderer(tokenizer: Any, config: Config) -> Callable[[str], str]:
-    template = config.data.template
-    if config.data.prompt == "raw":
-        return lambda question: template.format(question=question)
-    return lambda question: str(
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": template.format(question=question)}], tokenize=False, add_generation_prompt=True
-        )
-    )
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    return [tokenizer.decode([token], skip_special_tokens=False) for token in range(tokenizer.get_vocab_size())]
 
 
 _worker: Worker | None = None

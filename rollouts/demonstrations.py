@@ -1,9 +1,9 @@
 """The sloppy demonstrator: episodes for a supervised start that reinforcement learning can improve quickly.
 
-In: template questions with their facts, and a search. Out: demonstrations, texts that are marked as the policy's own (trained) or
-the environment's. On purpose only a part of them is good. The others search for the entity alone or the relation alone, stop after the
-first of two searches, do not search, or answer with a wrong span, so that a policy that imitates them perfectly copies
-well, knows every behaviour, and is right about every fourth time: copying has been learned, choosing is left to learn.
+In: template questions with their facts, and a search. Out: demonstrations: queries, what they found, an answer. On purpose
+only a part of them is good. The others search for the entity alone or the relation alone, stop after the first of two searches,
+do not search, or answer with a wrong span, so that a policy that imitates them perfectly copies well, knows every behaviour,
+and is right about every fourth time: copying has been learned, choosing is left to learn.
 
 Entities are renamed in most demonstrations, consistently in question, queries, passages and answer, so that nothing can be
 recalled. Held-out entities never occur: passages that name one are passed over, and a demonstration that would is drawn again.
@@ -35,27 +35,29 @@ MAX_DRAWS = 100
 """Draws of one demonstration that may name a held-out entity before that is an error."""
 
 
-class Part(NamedTuple):
-    """A piece of an episode's text."""
+class Turn(NamedTuple):
+    """A search of the policy and what it found."""
 
-    text: str
-    trained: bool
-    """Whether the policy is to write it."""
+    query: str
+    passages: tuple[Passage, ...]
 
 
 class Demonstration(NamedTuple):
-    """One episode."""
+    """One episode: searches, then an answer."""
 
     question: str
-    parts: tuple[Part, ...]
-    """What follows the prompt: queries, passages, the answer."""
+    turns: tuple[Turn, ...]
+    answer: str
     behaviour: str
     """Key of the mix it was drawn from."""
 
     @property
     def text(self) -> str:
-        """Everything in one string, for checks and for people."""
-        return self.question + "".join(part.text for part in self.parts)
+        """Everything that is said in it, a line each, for checks and for people."""
+        lines = [self.question]
+        for turn in self.turns:
+            lines += [turn.query, *(f"{passage.title}: {passage.text}" for passage in turn.passages)]
+        return "\n".join([*lines, self.answer])
 
 
 class _Plan(NamedTuple):
@@ -73,7 +75,6 @@ class SloppyDemonstrator:
         entities: Sequence[Entity],
         search: Search,
         pieces: Sequence[str],
-        show: Callable[[Sequence[Passage]], str],
         topk: int = 2,
         renamed_share: float = 0.8,
     ) -> None:
@@ -83,7 +84,7 @@ class SloppyDemonstrator:
         self._values: dict[str, list[str]] = defaultdict(list)
         for question in questions:
             self._values[question.extra["relation"]].append(question.answers[0])
-        self._search, self._show = search, show
+        self._search = search
         self._names = SyntheticNames(pieces, self._held_out)
         self._topk, self._renamed_share = topk, renamed_share
         self._found: dict[str, list[Passage]] = {}
@@ -105,12 +106,11 @@ class SloppyDemonstrator:
         found = [self._passages(query) for query in plan.queries]
         answer = self._answer(question, plan, found[-1] if found else [], rng)
         rename = self._renaming(question, [p for passages in found for p in passages], rng)
-        parts: list[Part] = []
-        for query, passages in zip(plan.queries, found, strict=True):
-            parts.append(Part(f"<search> {rename(query)}</search>", trained=True))
-            parts.append(Part(self._show([Passage(rename(p.title), rename(p.text)) for p in passages]), trained=False))
-        parts.append(Part(f"<answer> {rename(answer)}</answer>", trained=True))
-        return Demonstration(rename(question.question), tuple(parts), behaviour)
+        turns = tuple(
+            Turn(rename(query), tuple(Passage(rename(p.title), rename(p.text)) for p in passages))
+            for query, passages in zip(plan.queries, found, strict=True)
+        )
+        return Demonstration(rename(question.question), turns, rename(answer), behaviour)
 
     def _plan(self, question: Question, behaviour: str, rng: random.Random) -> _Plan:
         name, phrase = question.extra["entity"], RELATIONS[question.extra["relation"]].phrase

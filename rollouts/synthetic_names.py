@@ -12,8 +12,8 @@ import re
 import string
 from collections.abc import Callable, Iterable
 
-MONTHS = "January February March April May June July August September October November December".split()
-_ONSETS = "b br c d dr f g gr h j k kh l m n p r s sh st t tr v w z".split()
+MONTHS = ["January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November", "December"]
+_ONSETS = sorted((*"bcdfghjklmnprstvwz", "br", "dr", "gr", "kh", "sh", "st", "tr"))
 _SYLLABLES = [
     onset + vowel + coda
     for onset in _ONSETS

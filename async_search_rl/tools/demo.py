@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from async_search_rl.questions import Question, write_questions
+from async_search_rl.tools.factbook import Country, plain, read_countries
 from async_search_rl.tools.facts import (
     RELATIONS,
     Entity,
@@ -26,7 +27,6 @@ from async_search_rl.tools.facts import (
     one_hop_questions,
     two_hop_questions,
 )
-from async_search_rl.tools.factbook import Country, plain, read_countries
 from async_search_rl.tools.passages import Passage, write_corpus
 from async_search_rl.tools.tokenizer import save_tokenizer, train_tokenizer
 from async_search_rl.tools.wikipedia import Summary, life_years, read_summaries, work
@@ -68,7 +68,7 @@ def read_entities(path: Path) -> list[Entity]:
 
 
 def split_questions(entities: Sequence[Entity]) -> tuple[list[Question], list[Question]]:
-    """Training and held-out questions, each about 60% two-hop; a training question names no held-out entity, nor does its answer."""
+    """Training and held-out questions, each about 60% two-hop; no training question or answer names a held-out entity."""
     held_out = {entity.name for entity in entities if entity.held_out}
     mentions = Mentions(held_out)
     hops = [one_hop_questions(entities, ASKED, SOURCE, SEED), two_hop_questions(entities, ASKED, SOURCE, SEED)]

@@ -1,8 +1,8 @@
 """Entities with facts, and the questions that templates make of them.
 
-In: entities with their facts by relation. Out: one-hop questions (a fact of a named entity), two-hop questions (a fact of the country
-that another fact names), and a split *by entity*: no question about a held-out entity, and no text that mentions one, is among
-the training material.
+In: entities with their facts by relation. Out: one-hop questions (a fact of a named entity), two-hop questions (a fact of the
+country that another fact names), and a split *by entity*: no question about a held-out entity, and no text that mentions one,
+is among the training material.
 """
 
 from __future__ import annotations

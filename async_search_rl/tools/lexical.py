@@ -28,7 +28,9 @@ class Bm25:
 
     def __call__(self, queries: Sequence[str], k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Rows and scores, both of shape (len(queries), min(k, texts)); a score of 0 means that no word matched."""
-        rows, scores = self._index.retrieve(self._tokens(queries), k=min(k, self._size), show_progress=False, n_threads=0)
+        rows, scores = self._index.retrieve(
+            self._tokens(queries), k=min(k, self._size), show_progress=False, n_threads=0, backend_selection="numpy"
+        )
         return np.asarray(rows, np.int64), np.asarray(scores, np.float32)
 
     def _tokens(self, texts: Sequence[str]) -> object:

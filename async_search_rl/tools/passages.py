@@ -1,4 +1,4 @@
-"""Passages of a corpus: a title and a text, in the JSON lines that retrieval services of this kind read.
+r"""Passages of a corpus: a title and a text, in the JSON lines that retrieval services of this kind read.
 
 Out: lines `{"id": "0", "contents": "\"Title\"\ntext"}`; the id is the row.
 """

