@@ -45,6 +45,7 @@ _LEARNER = _rows(
     ("step", "batches", "trained batches after this step"),
     ("cut", "batches", "number of the batch that was trained"),
     ("incarnation", "starts", "start of the learner that trained it"),
+    ("version", "incarnation.step", "version of the weights after this step"),
     ("loss", "1", "policy loss with its KL and entropy terms"),
     ("policy_loss", "1", "policy loss alone"),
     ("value_loss", "1", "critic loss"),
@@ -64,9 +65,20 @@ _LEARNER = _rows(
     ("microbatches", "micro-batches", "micro-batches of the step on this rank"),
     ("lag_mean", "batches", "mean staleness of the batch's groups"),
     ("lag_max", "batches", "largest staleness of the batch's groups"),
+    ("lag_histogram", "groups", "groups of the batch by their staleness"),
+    ("length_answered", "tokens", "mean length of trajectories that ended with an answer"),
+    ("length_no_answer", "tokens", "mean length of trajectories without an answer; of the valid ones"),
+    ("length_length", "tokens", "mean length of trajectories that ran out of context"),
+    ("length_fault", "tokens", "mean length of trajectories broken by a fault"),
     ("ess", "share", "effective sample size of the correction weights over trainable tokens"),
+    ("ratio_ess", "share", "effective sample size of the raw ratios current over behaviour"),
+    ("ratio_ess", "share", "effective sample size of the raw ratios current over behaviour, whatever the correction"),
     ("weight_mean", "1", "mean correction weight from behaviour to proximal policy"),
     ("clip_fraction", "share", "trainable tokens whose ratio is clipped"),
+    ("clip_low_fraction", "share", "the same with a ratio below 1"),
+    ("clip_high_fraction", "share", "the same with a ratio above 1"),
+    ("clip_low_fraction", "share", "those clipped from below"),
+    ("clip_high_fraction", "share", "those clipped from above"),
     ("mask_fraction", "share", "trainable tokens whose correction weight is zero"),
     ("truncated_fraction", "share", "trainable tokens whose correction weight is capped"),
     ("clip_active", "0 or 1", "whether clipping can act at all (several mini-batches, or proximal = behaviour)"),
@@ -75,7 +87,12 @@ _LEARNER = _rows(
     ("entropy", "nats a token", "entropy of the current policy on trainable tokens"),
     ("grad_norm", "1", "global gradient norm before clipping"),
     ("lr", "1", "learning rate of the step"),
-    ("skipped", "0 or 1", "whether the step was skipped as not finite"),
+    ("skipped", "steps", "optimiser steps of the batch not applied, as not finite"),
+    ("critic_grad_norm", "1", "the critic's global gradient norm before clipping"),
+    ("critic_lr", "1", "the critic's learning rate of the step"),
+    ("critic_skipped", "share", "the critic's optimiser steps not applied, as not finite"),
+    ("idle_share", "share", "wait for the batch over the whole step"),
+    ("buffered", "groups", "groups that waited for a batch when this one was cut"),
     ("wait_s", "s", "wait for the batch"),
     ("train_s", "s", "advantages, packing, forward, backward and optimiser"),
     ("publish_stall_s", "s", "training stood still to stage the weights (the collective part)"),
@@ -83,6 +100,7 @@ _LEARNER = _rows(
     ("checkpoint_s", "s", "training stood still for a checkpoint"),
     ("step_s", "s", "whole step, waits included"),
     ("tokens_per_s", "tokens/s", "batch tokens over train_s"),
+    ("flops", "operations", "model FLOPs of forward and backward pass over the batch"),
     ("mfu", "share", "model FLOPs utilisation; absent on an unknown device"),
     ("device_memory_bytes", "bytes", "high-water mark of device memory"),
     ("host_memory_bytes", "bytes", "high-water mark of resident host memory"),
@@ -144,7 +162,9 @@ _RECENT = _rows(
     ("lag_mean", "batches", "mean staleness of the last batch"),
     ("lag_max", "batches", "largest staleness of the last batch"),
     ("groups_per_s", "groups/s", "groups put a second"),
-    ("tokens_per_s", "tokens/s", "tokens put a second"),
+    ("tokens_per_s", "tokens/s", "sampled tokens put a second"),
+    ("puts_per_s", "puts/s", "training puts answered a second, duplicates included"),
+    ("valid_share", "share", "trajectories without a fault among the groups put lately"),
     ("filtered_share", "share", "filtered groups among those put lately"),
 )
 
@@ -226,12 +246,37 @@ def read_json_lines(path: str | Path) -> Iterator[dict[str, Any]]:
         return
     with path.open("rb") as lines:
         for line in lines:
-            try:
-                value = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(value, dict):
+            if (value := _object(line)) is not None:
                 yield value
+
+
+class JsonLinesTail:
+    """Reads a growing file of JSON lines, each line once; a missing file is an empty one."""
+
+    def __init__(self, path: str | Path, *, skip_existing: bool = False) -> None:
+        self._path = Path(path)
+        self._at = self._path.stat().st_size if skip_existing and self._path.exists() else 0
+
+    def new(self) -> list[dict[str, Any]]:
+        """The objects of the whole lines that were appended since the last call."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._at)
+            whole, newline, _ = file.read().rpartition(b"\n")
+        self._at += len(whole) + len(newline)
+        return [value for line in whole.splitlines() if (value := _object(line)) is not None]
+
+
+def surviving_steps(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The records of the history that survived: a step that was trained again after a restart replaces it and all later ones."""
+    kept: list[dict[str, Any]] = []
+    for row in rows:
+        while kept and kept[-1]["step"] >= row.get("step", -1):
+            kept.pop()
+        if "step" in row:
+            kept.append(row)
+    return kept
 
 
 def prometheus_text(
@@ -250,6 +295,15 @@ def prometheus_text(
             text += [f"# HELP {full} {metric.meaning} ({metric.unit})", f"# TYPE {full} {metric.kind}"]
         text.append(f"{full}{shown} {_number(value)}")
     return "\n".join(text) + "\n" if text else ""
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    """The JSON object of a line; ``None`` for the rest of a line that a killed writer left unfinished."""
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def _ends_with_newline(path: Path) -> bool:
