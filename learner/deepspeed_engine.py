@@ -21,7 +21,9 @@ from async_search_rl.errors import CheckpointError, EngineError
 from learner.deepspeed_config import engine_config, frozen_config, import_deepspeed
 from learner.ranks import Ranks
 
-_TAG = "state"
+TAG = "state"
+"""Name of the one state in a folder; DeepSpeed wants it to have one."""
+"""Name of the one state in a folder; DeepSpeed wants one."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ class Engine:
         """Write parameters and optimiser state of all ranks under ``folder``. Collective."""
         folder.mkdir(parents=True, exist_ok=True)
         self._ranks.barrier()
-        self._engine.save_checkpoint(str(folder), tag=_TAG, save_latest=False)
+        self._engine.save_checkpoint(str(folder), tag=TAG, save_latest=False)
 
     def load(self, folder: Path) -> None:
         """Read what :meth:`save` wrote at the same world size, or a universal checkpoint. Collective.
@@ -134,7 +136,7 @@ class Engine:
             CheckpointError: when it is incomplete or does not fit.
         """
         try:
-            loaded, _ = self._engine.load_checkpoint(str(folder), tag=_TAG, load_lr_scheduler_states=False)
+            loaded, _ = self._engine.load_checkpoint(str(folder), tag=TAG, load_lr_scheduler_states=False)
         except (RuntimeError, ValueError, KeyError, AssertionError, OSError) as error:
             raise CheckpointError(f"{folder} does not fit this model and world size: {error}") from error
         if loaded is None:
