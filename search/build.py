@@ -53,10 +53,9 @@ def build(config: Config) -> None:
     with _bar(console, f"building {backend}", "documents") as report:
         open_rows(settings, corpus, backend, report).close()
     corpus.close()
-    size = folder_bytes(corpus_folder(settings))
-    print(
-        f"search: {backend} index of {settings.corpus} is in {corpus_folder(settings)}: {_bytes(size)}, {_seconds(time.monotonic() - started)}"
-    )
+    folder = corpus_folder(settings)
+    size, seconds = _bytes(folder_bytes(folder)), _seconds(time.monotonic() - started)
+    print(f"search: {backend} index of {settings.corpus} is in {folder}: {size}, {seconds}")
 
 
 def estimate(settings: RetrievalSection, corpus: Corpus, backend: str) -> Estimate:

@@ -52,8 +52,8 @@ class Corpus:
         self.stamp = stamp
         self._offsets = np.asarray(offsets)
         self._checked = bytearray(stamp.rows)
-        self._file = text.open("rb")
-        self._text = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+        with text.open("rb") as file:
+            self._text = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def __len__(self) -> int:
         return self.stamp.rows
@@ -102,7 +102,6 @@ class Corpus:
     def close(self) -> None:
         """Unmap the text."""
         self._text.close()
-        self._file.close()
 
     def _parse(self, line: bytes, row: int) -> WireDocument:
         try:

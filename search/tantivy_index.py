@@ -83,7 +83,7 @@ class TantivyIndex:
             self._pool.shutdown()
 
     def _rank_one(self, query: str, topk: int) -> tuple[list[int], list[float]]:
-        words = self._analyzer.analyze(query)
+        words = dict.fromkeys(self._analyzer.analyze(query))  # Each term once, as tantivy's own query parser has it.
         if not words:
             return [], []
         should = [
