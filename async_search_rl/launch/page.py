@@ -18,7 +18,7 @@ from async_search_rl.errors import DataError, SearchRLError
 from async_search_rl.launch.page_charts import charts, utilisation
 from async_search_rl.launch.page_style import STYLE
 from async_search_rl.launch.transcript import Decode, html, load_decoder, read_groups, segments, versions_text
-from async_search_rl.metrics import read_json_lines
+from async_search_rl.metrics import read_json_lines, surviving_steps
 from async_search_rl.questions import Question, read_questions
 from async_search_rl.trajectory import Group, Trajectory
 
@@ -61,7 +61,7 @@ def read_run(folder: Path) -> RunFiles:
         config=config,
         summary=json.loads(path.read_text(encoding="utf-8")),
         timeline=list(read_json_lines(folder / "metrics" / "timeline.jsonl")),
-        learner=list(read_json_lines(folder / "metrics" / "learner.jsonl")),
+        learner=surviving_steps(read_json_lines(folder / "metrics" / "learner.jsonl")),
         before=before,
         after=after,
         questions=questions,

@@ -16,7 +16,7 @@ import msgspec
 from async_search_rl.config import Config
 from async_search_rl.launch.page import write_page
 from async_search_rl.launch.summary import summarise, write_summary
-from async_search_rl.metrics import read_json_lines
+from async_search_rl.metrics import read_json_lines, surviving_steps
 from async_search_rl.replay.schema import Status
 
 
@@ -35,7 +35,7 @@ def write_report(config: Config, status: Status, *, outcome: str, wall_s: float,
     aside.write_bytes(msgspec.json.encode(status))
     aside.replace(folder / "status.json")
     timeline = list(read_json_lines(folder / "metrics" / "timeline.jsonl"))
-    learner = list(read_json_lines(folder / "metrics" / "learner.jsonl"))
+    learner = surviving_steps(read_json_lines(folder / "metrics" / "learner.jsonl"))
     summary = summarise(config, status, timeline, learner, outcome=outcome, wall_s=wall_s, restarts=restarts)
     write_summary(folder, summary)
     return RunReport(summary, write_page(folder))

@@ -27,13 +27,14 @@ from async_search_rl.launch.screen import Screen
 from async_search_rl.launch.supervise import Fleet, Interrupts, RunInterruptedError, Starter, fleet
 from async_search_rl.launch.table import View
 from async_search_rl.launch.timeline import last_seconds, sample, shares
-from async_search_rl.metrics import JsonLines
+from async_search_rl.metrics import JsonLines, JsonLinesTail, surviving_steps
 from async_search_rl.replay.schema import Status
 
 _TICK_S = 0.25
 _SAMPLE_S = 1.0
 _SAMPLES_BEFORE_THINNING = 1800
 _WINDOW_S = 30.0
+_LAST_STEPS = 10
 _REQUEST_TIMEOUT_S = 5.0
 _FINAL_STATUS_S = 10.0
 
@@ -90,9 +91,8 @@ class Launch:
         self._status: Status | None = None
         self._incarnation_before = 0
         self._recent: deque[dict[str, object]] = deque(maxlen=int(2 * _WINDOW_S / _SAMPLE_S))
-        self._learner_steps: deque[dict[str, float]] = deque(maxlen=20)
-        self._rewards: list[float] = []
-        self._exact_matches: list[float] = []
+        self._learner_file = JsonLinesTail(self._folder / "metrics" / "learner.jsonl")
+        self._learner_steps = surviving_steps(self._learner_file.new())
         self._notes: deque[str] = deque(maxlen=3)
         self._progress_at = self._sampled_at = time.monotonic()
         self._phase = "starting"
@@ -130,7 +130,7 @@ class Launch:
         """Look after everything until the learner has ended with success.
 
         Raises:
-            RunStoppedError: the replay service says that the run must stop.
+            RunStoppedError: the replay service says that the run must stop, or the learner ended before its last step.
         """
         while self._members.exit_code("learner") != 0:
             self._interrupts.check()
@@ -142,6 +142,9 @@ class Launch:
                 self._screen.note(f"warning: {note}")
             self._show()
             await asyncio.sleep(_TICK_S)
+        await self._observe(now=True)
+        if self._status is None or self._status.step < self._config.run.max_steps:
+            raise RunStoppedError(f"the learner must reach step {self._config.run.max_steps}, got its end before that")
         self._show("finished")
 
     async def stop(self) -> None:
@@ -192,10 +195,7 @@ class Launch:
         before, self._status = self._status, status
         if before is None or status.step != before.step or status.counters != before.counters:
             self._progress_at = at
-        if status.learner and (before is None or status.step != before.step):
-            self._learner_steps.append(status.learner)
-            self._rewards += [status.learner[name] for name in ("reward_mean",) if name in status.learner]
-            self._exact_matches += [status.learner[name] for name in ("exact_match",) if name in status.learner]
+        self._learner_steps = surviving_steps([*self._learner_steps, *self._learner_file.new()])
         if status.incarnation > self._incarnation_before:
             self._members.ready("learner")
         if len(status.actors) >= self._config.launch.actor_nodes:
@@ -214,7 +214,8 @@ class Launch:
         self._screen.show(self._view(self._phase), now=now or bool(phase))
 
     def _view(self, phase: str) -> View:
-        run = self._config.run
+        run, steps = self._config.run, self._learner_steps
+        known = self._status.learner if self._status else {}
         return View(
             name=run.name,
             max_steps=run.max_steps,
@@ -222,9 +223,10 @@ class Launch:
             elapsed_s=time.monotonic() - self._started_at,
             phase=phase,
             status=self._status,
-            shares=shares(last_seconds(list(self._recent), _WINDOW_S), list(self._learner_steps)),
-            rewards=self._rewards,
-            exact_matches=self._exact_matches,
+            learner=known | {name: value for name, value in (steps[-1] if steps else {}).items() if isinstance(value, int | float)},
+            shares=shares(last_seconds(list(self._recent), _WINDOW_S), steps[-_LAST_STEPS:]),
+            rewards=[step["reward_mean"] for step in steps if step.get("reward_mean") is not None],
+            exact_matches=[step["exact_match"] for step in steps if step.get("exact_match") is not None],
             waits=self._waits(),
             notes=list(self._notes),
         )

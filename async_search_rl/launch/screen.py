@@ -29,7 +29,7 @@ class Screen:
             return
         self._drawn_at = time.monotonic()
         if self._live:
-            self._live.update(render(view), refresh=True)
+            self._live.update(render(view, self._console.width), refresh=True)
         elif (line := plain_line(view)) != self._line:
             self._line = line
             self._console.print(line, soft_wrap=True, highlight=False, markup=False)

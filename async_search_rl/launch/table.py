@@ -20,6 +20,7 @@ from async_search_rl.replay.schema import EvaluationResult, Status
 _SPARKS = "▁▂▃▄▅▆▇█"
 _BAR_CELLS = 16
 _PROGRESS_CELLS = 40
+_TWO_COLUMNS_FROM = 110
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,7 @@ class View:
         elapsed_s: seconds since the launch.
         phase: what the launcher itself is doing, in words, until there is a status.
         status: the replay service's last status; ``None`` before the first.
+        learner: the learner's figures of its last step.
         shares: see :func:`async_search_rl.launch.timeline.shares`.
         rewards: mean reward of the batches so far, oldest first; likewise ``exact_matches``.
         waits: sentences about pieces that make no progress.
@@ -45,6 +47,7 @@ class View:
     elapsed_s: float
     phase: str
     status: Status | None = None
+    learner: Mapping[str, float] = field(default_factory=dict)
     shares: Mapping[str, float] = field(default_factory=dict)
     rewards: Sequence[float] = ()
     exact_matches: Sequence[float] = ()
@@ -52,19 +55,15 @@ class View:
     notes: Sequence[str] = ()
 
 
-def render(view: View) -> RenderableType:
-    """The live table."""
+def render(view: View, width: int) -> RenderableType:
+    """The live table for a terminal of ``width`` cells; on a narrow one the two halves stand one below the other."""
     title = Text.assemble((f" {view.name} ", "bold"), (f"· {_clock(view.elapsed_s)} ", "dim"))
     status = view.status
     if status is None:
         return Panel(Group(Text(view.phase), *_notes(view)), title=title, title_align="left", border_style="cyan")
-    columns = Table.grid(expand=True, padding=(0, 3))
-    columns.add_column(ratio=1)
-    columns.add_column(ratio=1)
-    columns.add_row(
-        Group(_progress(view, status), Text(), _learning(view, status)), Group(_work(view), Text(), _flow(view, status))
-    )
-    parts: list[RenderableType] = [columns]
+    left = Group(_progress(view, status), Text(), _learning(view, status))
+    right = Group(_work(view), Text(), _flow(view, status))
+    parts: list[RenderableType] = [left, Text(), right] if width < _TWO_COLUMNS_FROM else [_side_by_side(left, right)]
     if status.evaluations:
         parts += [Text(), evaluation_table(status.evaluations)]
     return Panel(Group(*parts, *_notes(view)), title=title, title_align="left", border_style="cyan", padding=(1, 2))
@@ -75,7 +74,7 @@ def plain_line(view: View) -> str:
     status = view.status
     if status is None:
         return f"[{_clock(view.elapsed_s)}] {view.phase}"
-    learner, recent = status.learner, status.recent
+    learner, recent = view.learner, status.recent
     parts = [
         f"[{_clock(view.elapsed_s)}] step {status.step}/{view.max_steps}",
         _named("reward", _first(recent, learner, "reward_mean")),
@@ -129,6 +128,14 @@ def sparkline(values: Sequence[float], cells: int = _BAR_CELLS) -> str:
     return "".join(_SPARKS[round((mean - low) * scale)] for mean in means)
 
 
+def _side_by_side(left: RenderableType, right: RenderableType) -> Table:
+    columns = Table.grid(expand=True, padding=(0, 3))
+    columns.add_column(ratio=1)
+    columns.add_column(ratio=1)
+    columns.add_row(left, right)
+    return columns
+
+
 def _progress(view: View, status: Status) -> RenderableType:
     done = min(1.0, status.step / view.max_steps)
     filled = round(done * _PROGRESS_CELLS)
@@ -138,7 +145,7 @@ def _progress(view: View, status: Status) -> RenderableType:
 
 
 def _learning(view: View, status: Status) -> Table:
-    learner, recent = status.learner, status.recent
+    learner, recent = view.learner, status.recent
     grid = _grid()
     reward, match = _first(recent, learner, "reward_mean"), _first(recent, learner, "exact_match")
     grid.add_row("reward", Text.assemble((_number(reward), "bold"), "  ", (sparkline(view.rewards), "green")))
@@ -168,7 +175,7 @@ def _work(view: View) -> Table:
 
 
 def _flow(view: View, status: Status) -> Table:
-    c, learner = status.counters, status.learner
+    c, learner = status.counters, view.learner
     grid = _grid()
     rate = f"{_number(view.shares.get('tokens_per_s'), ',.0f')} sampled   {_number(learner.get('tokens_per_s'), ',.0f')} trained"
     grid.add_row("tokens/s", rate)

@@ -6,7 +6,15 @@ import re
 
 import pytest
 
-from async_search_rl.metrics import METRICS, JsonLines, prometheus_text, read_json_lines, unknown_names
+from async_search_rl.metrics import (
+    METRICS,
+    JsonLines,
+    JsonLinesTail,
+    prometheus_text,
+    read_json_lines,
+    surviving_steps,
+    unknown_names,
+)
 
 
 @pytest.mark.parametrize("scope", list(METRICS))
@@ -42,6 +50,23 @@ def test_each_line_can_be_read_while_the_file_is_open(tmp_path):
     with JsonLines(tmp_path / "m.jsonl") as writer:
         writer.write({"a": 1})
         assert json.loads((tmp_path / "m.jsonl").read_text())["a"] == 1
+
+
+def test_a_tail_gives_each_whole_line_once(tmp_path):
+    path = tmp_path / "m.jsonl"
+    tail = JsonLinesTail(path)
+    assert tail.new() == []
+    with path.open("ab", buffering=0) as file:
+        file.write(b'{"a": 1}\n{"a": 2}\n{"a"')
+        assert [row["a"] for row in tail.new()] == [1, 2]
+        file.write(b": 3}\n")
+        assert [row["a"] for row in tail.new()] == [3]
+    assert tail.new() == JsonLinesTail(path, skip_existing=True).new() == []
+
+
+def test_steps_trained_again_replace_the_lost_ones():
+    rows = [{"step": step, "try": number} for number, steps in enumerate([(1, 2, 3, 4), (3, 4, 5)]) for step in steps]
+    assert [(row["step"], row["try"]) for row in surviving_steps(rows)] == [(1, 0), (2, 0), (3, 1), (4, 1), (5, 1)]
 
 
 def test_a_missing_file_reads_as_empty(tmp_path):

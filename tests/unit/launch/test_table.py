@@ -57,6 +57,7 @@ VIEW = View(
     elapsed_s=75,
     phase="",
     status=STATUS,
+    learner=STATUS.learner,
     shares={
         "learner_busy": 0.75,
         "learner_waiting": 0.25,
@@ -70,9 +71,9 @@ VIEW = View(
 )
 
 
-def drawn(view):
-    console = Console(file=io.StringIO(), width=140, force_terminal=False)
-    console.print(render(view))
+def drawn(view, width=140):
+    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+    console.print(render(view, width))
     return console.file.getvalue()
 
 
@@ -93,6 +94,7 @@ def test_the_table_shows_step_reward_lag_rates_waits_losses_and_evaluations():
     parts += ["no progress", "exit status 9"]
     for part in parts:
         assert part in text, part
+    assert len(drawn(VIEW, 78).splitlines()) > len(text.splitlines())
 
 
 def test_the_table_before_the_first_status_says_what_is_awaited():
