@@ -178,9 +178,11 @@ class SearchClient:
         deadline_s = max(question.deadline_s for question in questions)
         try:
             answers = await self._ask([question.query for question in questions], questions[0].topk, deadline_s)
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             for question in questions:
                 _fail(question, error)
+            if isinstance(error, asyncio.CancelledError):
+                raise
             return
         for question, passages in zip(questions, answers, strict=True):
             if not question.done.done():
@@ -290,9 +292,10 @@ class SearchClient:
         return ", ".join(replica.url for replica in self.replicas)
 
 
-def _fail(question: _Question, error: Exception) -> None:
+def _fail(question: _Question, error: BaseException) -> None:
     if not question.done.done():
-        failure = error if isinstance(error, SearchFailedError) else SearchFailedError(f"{type(error).__name__}: {error}")
+        reason = "the search client was closed" if isinstance(error, asyncio.CancelledError) else f"{type(error).__name__}: {error}"
+        failure = error if isinstance(error, SearchFailedError) else SearchFailedError(reason)
         question.done.set_exception(failure)
 
 
