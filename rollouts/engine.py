@@ -30,6 +30,25 @@ class Sample:
         return Sample(self.token_ids[:length], self.logprobs[:length], self.versions[:length])
 
 
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Totals since the start, and what runs now."""
+
+    running: int
+    tokens: int
+    updates: int
+    in_flight_updates: int
+    """Requests that went on across an update, summed over all updates."""
+    stall_s: float
+    """Seconds for which generation stood still for updates."""
+    last_stall_s: float
+    """The same, for the last update."""
+    busy_s: float
+    """Seconds with at least one request in the engine."""
+    idle_s: float
+    """Seconds without."""
+
+
 class Engine(Protocol):
     """An inference engine that stops a turn at the first complete action tag, at end-of-sequence, or at ``max_tokens``."""
 
@@ -45,3 +64,26 @@ class Engine(Protocol):
         Raises:
             EngineError: the engine died or refused the request.
         """
+
+
+class UpdatableEngine(Engine, Protocol):
+    """An engine whose weights can change while it generates: what the actor loop needs beyond :class:`Engine`."""
+
+    @property
+    def dead(self) -> bool:
+        """Whether no request can succeed any more."""
+
+    async def begin(self, offer: bytes) -> None:
+        """Start to receive a publication in every worker."""
+
+    async def states(self) -> list[str]:
+        """What each worker says of the weights it is staging."""
+
+    async def abort(self) -> None:
+        """Give up what is being staged."""
+
+    async def commit(self, version: int) -> None:
+        """Swap the staged weights in; running requests go on with them."""
+
+    def stats(self) -> EngineStats:
+        """Totals and gauges."""

@@ -24,7 +24,6 @@ def prepare_environment(generator: GeneratorSection) -> None:
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_DO_NOT_TRACK": "1",
-        "VLLM_CPU_KVCACHE_SPACE": str(max(1, round(generator.kv_cache_gib))),
         "TOKENIZERS_PARALLELISM": "false",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         # Deprecations that vLLM's processes meet in torch; errors are not affected.

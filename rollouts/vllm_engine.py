@@ -16,34 +16,19 @@ import math
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from async_search_rl.config.schema import Config
-from async_search_rl.errors import DeadlineError, EngineError, WeightSyncError
+from async_search_rl.errors import DeadlineError, EngineError
 from rollouts import vllm_compat
-from rollouts.engine import Sample
+from rollouts.busy_clock import BusyClock
+from rollouts.engine import EngineStats, Sample
 from rollouts.protocol import ActionFormat
 from rollouts.token_versions import TokenVersions
 
 EXTENSION = "rollouts.vllm_worker.WeightExtension"
 _DRAIN_TIMEOUT_S = 30.0
 _RPC_TIMEOUT_S = 600.0
-
-StagingState = Literal["none", "receiving", "ready"]
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """Totals since the start, and what runs now."""
-
-    running: int
-    tokens: int
-    updates: int
-    in_flight_updates: int
-    """Requests that went on across an update, summed over all updates."""
-    pause_s: float
-    """Seconds for which generation stood still for updates."""
 
 
 class VllmEngine:
@@ -58,7 +43,8 @@ class VllmEngine:
         self._drained = vllm_compat.count_outputs(inner, self._book.count)
         self._requests = 0
         self._updates = 0
-        self._pause_s = 0.0
+        self._stall_s = self._last_stall_s = 0.0
+        self._use = BusyClock(time.monotonic())
         self._broken = ""
 
     @classmethod
@@ -101,38 +87,38 @@ class VllmEngine:
         self._requests += 1
         prompt = {"prompt_token_ids": list(prompt_ids), "cache_salt": f"weights {self.version}"}
         self._book.open(request)
+        self._use.change(1, time.monotonic())
         tokens = 0
         try:
             completion = await self._complete(request, prompt, self._sampling(max_tokens, temperature))
             token_ids, logprobs = vllm_compat.sampled(completion)
             tokens = len(token_ids)
         finally:
+            self._use.change(-1, time.monotonic())
             versions = self._book.close(request, tokens)
         if not all(math.isfinite(value) for value in logprobs):
             raise EngineError(f"log-probabilities must be finite, got {[v for v in logprobs if not math.isfinite(v)][:3]}")
         return Sample(token_ids, logprobs, versions)
 
-    async def begin_update(self, offer: bytes) -> None:
+    async def weight_devices(self) -> list[str]:
+        """Name of each worker's device, as the weight sender knows it."""
+        return [str(name) for name in await self._call("weights_device")]
+
+    async def begin(self, offer: bytes) -> None:
         """Start to receive a publication (an encoded Offer) in every worker; generation goes on."""
         await self._call("weights_begin", offer)
 
-    async def begin_update_from(self, folder: str) -> None:
+    async def begin_from(self, folder: str) -> None:
         """Start to read the weights of a model folder in every worker; generation goes on."""
         await self._call("weights_from_folder", folder)
 
-    async def update_state(self) -> StagingState:
-        """Whether an update is being staged, is ready in every worker, or is not there.
+    async def states(self) -> list[str]:
+        """What each worker says of the weights it is staging: ``idle``, ``receiving``, ``ready``, or ``failed: why``."""
+        return [str(state) for state in await self._call("weights_state")]
 
-        Raises:
-            WeightSyncError: a worker could not receive it.
-        """
-        states = [str(state) for state in await self._call("weights_state")]
-        failed = next((state for state in states if state.startswith("failed")), None)
-        if failed:
-            raise WeightSyncError(f"weights must arrive whole in every worker, got {failed}")
-        if all(state == "ready" for state in states):
-            return "ready"
-        return "none" if all(state == "none" for state in states) else "receiving"
+    async def abort(self) -> None:
+        """Give up what is being staged."""
+        await self._call("weights_abort")
 
     async def commit(self, version: int) -> None:
         """Swap the staged weights in; requests that run go on with them from their next token.
@@ -151,12 +137,23 @@ class VllmEngine:
             self._broken = f"the swap to version {version} failed: {_one_line(error)}"
             raise EngineError(self._broken) from error
         self._updates += 1
-        self._pause_s += time.monotonic() - start
+        self._last_stall_s = time.monotonic() - start
+        self._stall_s += self._last_stall_s
 
     def stats(self) -> EngineStats:
         """Totals and gauges."""
         book = self._book
-        return EngineStats(book.running, book.tokens, self._updates, book.requests_across_updates, self._pause_s)
+        busy_s, idle_s = self._use.read(time.monotonic())
+        return EngineStats(
+            running=book.running,
+            tokens=book.tokens,
+            updates=self._updates,
+            in_flight_updates=book.requests_across_updates,
+            stall_s=self._stall_s,
+            last_stall_s=self._last_stall_s,
+            busy_s=busy_s,
+            idle_s=idle_s,
+        )
 
     async def close(self) -> None:
         """Stop the engine's processes; running requests fail."""

@@ -6,26 +6,25 @@ worker goes on generating; only :meth:`WeightExtension.weights_commit` touches t
 
 from __future__ import annotations
 
-import ctypes
 import os
 import select
 import signal
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
 from async_search_rl.errors import WeightSyncError
+from async_search_rl.weights.device import device_name
+from async_search_rl.weights.member import WeightMember
 from rollouts.vllm_compat import load_into_running_model
-
-EXTENSION = f"{__name__}.WeightExtension"
 
 
 class Staging(Protocol):
-    """Weights on their way: being staged, staged, or failed."""
+    """Weights on their way."""
 
     def state(self) -> str:
-        """``receiving``, ``ready``, or ``failed: why``."""
+        """``idle``, ``receiving``, ``ready``, or ``failed: why``."""
 
     def take(self) -> Iterable[tuple[str, Any]]:
         """The staged ``(name, tensor)`` pairs in the checkpoint's format, once."""
@@ -64,27 +63,39 @@ class FolderStaging:
 class WeightExtension:
     """Mixed into vLLM's worker class; ``self`` is the worker."""
 
-    _staging: Staging | None = None
+    _weight_member: WeightMember | None = None
+    _weight_staging: Staging | None = None
 
-    def guard_against(self, engine_owner: int) -> None:
-        """End this engine, worker and core, as soon as the process ``engine_owner`` has died without stopping it."""
-        core = os.getpid() if os.getppid() == engine_owner else os.getppid()
-        handle = os.pidfd_open(engine_owner)
+    def guard_against(self, owner: int) -> None:
+        """End this worker and its engine core as soon as the process ``owner`` has died without stopping them."""
+        core = os.getpid() if os.getppid() == owner else os.getppid()
+        handle = os.pidfd_open(owner)
         threading.Thread(target=_end_with, args=(handle, core), daemon=True, name="owner-guard").start()
+
+    def weights_device(self) -> str:
+        """Name of this worker's device, as the weight sender knows it."""
+        return device_name(self.device)  # type: ignore[attr-defined]
 
     def weights_begin(self, offer: bytes) -> None:
         """Start to receive the publication that ``offer`` (an encoded Offer) describes."""
-        from async_search_rl.weights.member import WeightMember
-
-        self._replace(lambda: WeightMember(offer, self.rank, self.device))  # type: ignore[attr-defined]
+        if self._weight_member is None:
+            self._weight_member = WeightMember(self.device)  # type: ignore[attr-defined]
+        self._weight_member.begin(offer, self.rank)  # type: ignore[attr-defined]
+        self._weight_staging = self._weight_member
 
     def weights_from_folder(self, folder: str) -> None:
         """Start to read the weights of a model folder."""
-        self._replace(lambda: FolderStaging(folder))
+        self._weight_staging = FolderStaging(folder)
 
     def weights_state(self) -> str:
-        """State of what is being staged; ``none`` where nothing is."""
-        return "none" if self._staging is None else self._staging.state()
+        """State of what is being staged."""
+        return "idle" if self._weight_staging is None else self._weight_staging.state()
+
+    def weights_abort(self) -> None:
+        """Give up what is being received."""
+        if self._weight_member is not None:
+            self._weight_member.abort()
+        self._weight_staging = None
 
     def weights_commit(self) -> None:
         """Put the staged weights into the model. Generation must be paused.
@@ -92,20 +103,10 @@ class WeightExtension:
         Raises:
             WeightSyncError: nothing is staged completely.
         """
-        staging, self._staging = self._staging, None
+        staging, self._weight_staging = self._weight_staging, None
         if staging is None or staging.state() != "ready":
-            raise WeightSyncError(f"weights must be ready to commit, got {'none' if staging is None else staging.state()}")
+            raise WeightSyncError(f"weights must be ready to commit, got {'idle' if staging is None else staging.state()}")
         load_into_running_model(self, staging.take())
-
-    def _replace(self, make: Callable[[], Staging]) -> None:
-        self._staging = None
-        self._staging = make()
-
-
-def die_with_parent() -> None:
-    """Ask the kernel to send this process SIGTERM when the process that started it ends."""
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGTERM)
 
 
 def _end_with(handle: int, core: int) -> None:

@@ -38,6 +38,8 @@ class RolloutSection(Section, frozen=True):
     """Groups one generator rolls out at the same time."""
     running_evaluations: Positive = 64
     """Evaluation episodes one generator runs at the same time."""
+    evaluation_hold_s: NonNegativeFloat = 120.0
+    """Most seconds that new weights wait for running evaluations, which are sampled by one version only."""
     action_tokens: Literal["text", "special"] = "text"
     """`text`: tags are found in decoded text; `special`: each tag is one vocabulary token."""
     space_after_tag: bool = False

@@ -1,0 +1,141 @@
+"""One generator process: builds an engine and everything around it from the configuration, runs the actor loop, ends cleanly.
+
+In: the configuration and a name. Out: the reason why the replay service let it go. Nothing waits for it; it waits for the engine to
+start, and then never for more than one long poll. A stop signal ends it; groups that ran then are issued again elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from async_search_rl.config.schema import Config
+from async_search_rl.errors import ConfigError, DataError
+from async_search_rl.http import read_token, stop_signal
+from async_search_rl.replay.client import ReplayClient
+from async_search_rl.weights.receiver import WeightReceiver
+from rollouts.actor_loop import ActorLoop
+from rollouts.agent import Agent, Search
+from rollouts.engine import Engine
+from rollouts.gauges import Gauges
+from rollouts.observation import Observations
+from rollouts.prompts import Prompts
+from rollouts.protocol import ActionFormat, make_actions
+from rollouts.tokenizer import Tokenizer, load_tokenizer
+from search.client import SearchClient
+from search.schema import Passage
+
+REPLAY_URL_FILE = "replay.url"
+SEARCH_MARGIN_S = 5.0
+"""Seconds beyond the client's own deadline after which the agent gives a search up."""
+
+
+async def generate(config: Config, name: str, index: int, ready: Callable[[], None] | None = None) -> str:
+    """Run generator number ``index`` of a node until the replay service or a signal ends it; the reason.
+
+    ``ready`` is called once the engine has started.
+
+    Raises:
+        ConfigError, DataError: the configuration or the model folder cannot work; nothing heavy was started.
+        EngineError: the engine did not start, or died.
+    """
+    url, token = replay_url(config), read_token(config.security)
+    tokenizer = check_model(config)
+    actions = make_actions(config.rollout.action_tokens, tokenizer)
+    from rollouts.vllm_engine import VllmEngine
+
+    engine = await VllmEngine.start(config, actions, tokenizer.eos_id, seed=engine_seed(config.run.seed, index))
+    gauges = Gauges()
+    try:
+        devices = await engine.weight_devices()
+        receiver = WeightReceiver(None, name, len(devices), ",".join(devices), token)
+        async with ReplayClient(url, token) as replay, SearchClient.from_config(config) as search:
+            agent = make_agent(config, engine, counted(search.search, gauges), actions, tokenizer)
+            prompts = Prompts(tokenizer, config.data, config.rollout.max_prompt_tokens)
+            loop = ActorLoop(name, config, engine, agent, prompts, replay, receiver, gauges)
+            if ready is not None:
+                ready()
+            try:
+                return await _until_signal(loop)
+            finally:
+                await receiver.close()
+    finally:
+        await engine.close()
+
+
+def check_actor(config: Config) -> None:
+    """Refuse what would fail in every generator, before one is started.
+
+    Raises:
+        ConfigError, DataError: naming the key or the file.
+    """
+    replay_url(config)
+    make_actions(config.rollout.action_tokens, check_model(config))
+
+
+def check_model(config: Config) -> Tokenizer:
+    """The tokenizer of ``model.path``, which must be a model folder with weights.
+
+    Raises:
+        DataError: naming what is missing.
+    """
+    folder = Path(config.model.path)
+    for pattern in ("config.json", "*.safetensors"):
+        if folder.is_dir() and not any(folder.glob(pattern)):
+            raise DataError(f"model.path must be a model folder with {pattern}, got {config.model.path!r} without one")
+    return load_tokenizer(folder)
+
+
+def make_agent(config: Config, engine: Engine, search: Search, actions: ActionFormat, tokenizer: Tokenizer) -> Agent:
+    """The agent that ``config`` describes."""
+    rollout = config.rollout
+    observations = Observations(tokenizer, rollout.max_observation_tokens, rollout.space_after_tag)
+    return Agent(engine, search, actions, observations, rollout, config.reward, config.retrieval.timeout_s + SEARCH_MARGIN_S)
+
+
+def counted(search: Search, gauges: Gauges) -> Search:
+    """``search``, counting those that wait."""
+
+    async def find(query: str, topk: int) -> Sequence[Passage]:
+        gauges.episodes_searching += 1
+        try:
+            return await search(query, topk)
+        finally:
+            gauges.episodes_searching -= 1
+
+    return find
+
+
+def engine_seed(run_seed: int, index: int) -> int:
+    """A seed for generator ``index``, other in every process, so that no two engines sample the same continuations."""
+    return (run_seed * 1_000_003 + index * 7_919 + os.getpid()) % (1 << 31)
+
+
+def replay_url(config: Config) -> str:
+    """Address of the replay service: ``replay.url``, or what the service announced in the run's folder.
+
+    Raises:
+        ConfigError: neither is there.
+    """
+    if config.replay.url:
+        return config.replay.url
+    announced = config.run.folder / REPLAY_URL_FILE
+    if not announced.is_file():
+        raise ConfigError(f"replay.url must be set, or {announced} be written by a running replay service; got neither")
+    return announced.read_text(encoding="ascii").strip()
+
+
+async def _until_signal(loop: ActorLoop) -> str:
+    stop = stop_signal()
+    running, stopping = asyncio.ensure_future(loop.run()), asyncio.ensure_future(stop.wait())
+    await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if running.done():
+        return running.result()
+    running.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+    return "asked to stop"
