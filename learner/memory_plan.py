@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from async_search_rl.config.learner import LearnerSection
+from async_search_rl.config.schema import Config
 from async_search_rl.errors import EngineError
 from learner.flops import ModelShape
 
@@ -120,6 +121,29 @@ def plan_memory(
     if on_cpu:
         items = [MemoryItem(item.name, 0, item.device_bytes + item.host_bytes, item.nvme_bytes) for item in items]
     return MemoryPlan(tuple(items))
+
+
+def plan_of_run(
+    config: Config,
+    shape: ModelShape,
+    *,
+    ranks: int,
+    on_cpu: bool = False,
+    critic: ModelShape | None = None,
+    buffers: Mapping[str, tuple[int, int]] | None = None,
+) -> MemoryPlan:
+    """:func:`plan_memory` of a configuration; ``critic`` (None: the policy's shape) counts where the algorithm has one."""
+    return plan_memory(
+        shape,
+        config.learner,
+        dtype_bytes=4 if config.model.dtype == "float32" else 2,
+        ranks=ranks,
+        longest_tokens=config.max_trajectory_tokens,
+        on_cpu=on_cpu,
+        critic=(critic or shape) if config.uses_critic else None,
+        reference=shape if config.algorithm.kl_coef > 0 else None,
+        buffers=buffers,
+    )
 
 
 def activation_bytes(shape: ModelShape, tokens: int, dtype_bytes: int, checkpointing: bool) -> int:

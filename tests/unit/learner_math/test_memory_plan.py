@@ -3,9 +3,10 @@
 import pytest
 
 from async_search_rl.config.learner import LearnerSection
+from async_search_rl.config.load import parse_config
 from async_search_rl.errors import EngineError
 from learner.flops import ModelShape
-from learner.memory_plan import GIB, MemoryPlan, plan_memory
+from learner.memory_plan import GIB, MemoryPlan, plan_memory, plan_of_run
 
 QWEN_1_5B = ModelShape(
     layers=28,
@@ -71,6 +72,18 @@ def test_critic_reference_and_buffers_are_counted() -> None:
     assert item(made, "critic optimizer").device_bytes == item(made, "policy optimizer").device_bytes
     assert item(made, "reference weights").device_bytes == QWEN_1_5B.parameters * 2 // 8
     assert made.host_bytes == 5 * GIB
+
+
+def test_a_configuration_decides_which_models_are_counted() -> None:
+    def names(tree: dict) -> set[str]:
+        return {i.name for i in plan_of_run(parse_config(tree), QWEN_1_5B, ranks=8).items}
+
+    assert "critic weights" not in names({})
+    assert "critic weights" in names({"algorithm": {"advantage": "gae"}})
+    assert "reference weights" in names({"algorithm": {"kl_coef": 0.1}})
+    long = plan_of_run(parse_config({"rollout": {"max_context_tokens": 65536}}), QWEN_1_5B, ranks=8)
+    assert item(long, "activations") == item(plan(longest_tokens=65536), "activations")
+    assert long.items[0] == item(plan(), "policy weights")
 
 
 def test_one_rank_gathers_nothing() -> None:
