@@ -27,10 +27,17 @@ _STOP_TIMEOUT_S = 1.0
 
 
 class ControlServer:
-    """The control server on its thread. ``status``: what ``GET /status`` answers, called on the event loop; must not block."""
+    """The control server on its thread.
 
-    def __init__(self, registry: Registry, status: Callable[[], dict[str, Any]], token: str | None) -> None:
+    ``admit`` raises for a receiver that can never be served, ``status`` gives what ``GET /status`` answers. Both are called on the
+    event loop and must not block.
+    """
+
+    def __init__(
+        self, registry: Registry, admit: Callable[[OfferRequest], None], status: Callable[[], dict[str, Any]], token: str | None
+    ) -> None:
         self._registry = registry
+        self._admit = admit
         self._status = status
         self._token = token
         self._ready = threading.Event()
@@ -95,6 +102,7 @@ class ControlServer:
 
     async def _post_offer(self, request: web.Request) -> web.Response:
         message = decode_message(await request.read(), OfferRequest, MAX_REQUEST_BYTES)
+        self._admit(message)
         loop = asyncio.get_running_loop()
         answered = asyncio.Event()
 

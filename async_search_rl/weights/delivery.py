@@ -17,9 +17,10 @@ import torch
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from async_search_rl.errors import WeightSyncError
+from async_search_rl.weights.device import use_side_stream
 from async_search_rl.weights.groups import SENDER_RANK, BroadcastGroup, Transfer, open_group
 from async_search_rl.weights.registry import Registry
-from async_search_rl.weights.rendezvous import Rendezvous
+from async_search_rl.weights.rendezvous import Beat, Rendezvous
 from async_search_rl.weights.schema import Offer
 from async_search_rl.weights.staging import StagedWeights
 
@@ -37,7 +38,7 @@ class Outcome:
     """How a delivery ended. ``error`` is empty when every bucket went out (for ``ipc``: was confirmed)."""
 
     error: str = ""
-    silent: tuple[str, ...] = ()
+    blamed: tuple[str, ...] = ()
     seconds: float = 0.0
     group: BroadcastGroup | None = None
 
@@ -73,7 +74,7 @@ class Delivery:
         self._should_stop = should_stop
         self._offer = next(iter(offers.values()))[0]
         self._rendezvous = Rendezvous(store, self._offer.epoch, self._offer.version)
-        self._beats: dict[int, tuple[bytes, float]] = {}
+        self._beats: dict[int, tuple[Beat, float]] = {}
         self._beats_checked = 0.0
 
     @property
@@ -95,7 +96,7 @@ class Delivery:
             self._carry_out(sending)
             outcome = Outcome(group=sending.group)
         except WeightSyncError as error:
-            outcome = Outcome(error=str(error), silent=self._silent_receivers())
+            outcome = Outcome(error=str(error), blamed=self._receivers_to_blame())
             self._break_off(sending, outcome)
         outcome.seconds = time.monotonic() - began
         return outcome
@@ -141,19 +142,21 @@ class Delivery:
                 raise WeightSyncError(f"receiver {name} failed: {error}")
         now = time.monotonic()
         if now - self._beats_checked >= _BEAT_CHECK_S:
-            self._beats_checked = now
-            for rank, value in self._rendezvous.beats(self._offer.world).items():
-                if rank not in self._beats or self._beats[rank][0] != value:
-                    self._beats[rank] = (value, now)
+            self._read_beats(now)
             if silent := [rank for rank in self._stale_ranks(now) if self._result(self._name_of(rank)) is None]:
                 raise WeightSyncError(f"members must give a sign of life every {SILENCE_S:g} s, ranks {silent} gave none")
+
+    def _read_beats(self, now: float) -> None:
+        self._beats_checked = now
+        for rank, beat in self._rendezvous.beats(self._offer.world).items():
+            if rank not in self._beats or self._beats[rank][0] != beat:
+                self._beats[rank] = (beat, now)
 
     def _send(self, sending: _Sending) -> None:
         """The sending thread: meet in the group if it is new, then one bucket after the other."""
         offer = self._offer
         try:
-            if self._device.type == "cuda":
-                torch.cuda.set_device(self._device)
+            use_side_stream(self._device)
             if sending.group is None:
                 sending.group = open_group(
                     offer.transport,
@@ -192,21 +195,29 @@ class Delivery:
     def _stale_ranks(self, now: float) -> set[int]:
         return {rank for rank, (_, at) in self._beats.items() if now - at > SILENCE_S}
 
-    def _silent_receivers(self) -> tuple[str, ...]:
-        """Receivers with a worker that did not join by the deadline or beats no more, and no word of their own about it."""
+    def _receivers_to_blame(self) -> tuple[str, ...]:
+        """Receivers with a worker that beats no more or, once the deadline has passed, never joined, or else is furthest behind.
+
+        Whoever reported an error has spoken and is not among them.
+        """
         now = time.monotonic()
         ranks = self._stale_ranks(now)
         if now > self._ends_at:
-            ranks |= set(self._rendezvous.missing(self._offer.world))
+            self._read_beats(now)
+            ranks |= set(self._rendezvous.missing(self._offer.world)) or self._last_ranks()
         return tuple(sorted({name for name in map(self._name_of, ranks) if self._result(name) is None}))
+
+    def _last_ranks(self) -> set[int]:
+        least = min((beat.landed for beat, _ in self._beats.values()), default=0)
+        return {rank for rank, (beat, _) in self._beats.items() if beat.landed == least}
 
     def _break_off(self, sending: _Sending, outcome: Outcome) -> None:
         """Tell the members, abort the group, and leave the offers behind."""
         self._rendezvous.abort(outcome.error)
         now = time.monotonic()
         for name in self._offers:
-            silence = f"silent: {outcome.error}" if name in outcome.silent else ""
-            self._registry.withdraw(name, self._offer.version, self._offer.epoch, silence, now)
+            blame = f"silent: {outcome.error}" if name in outcome.blamed else ""
+            self._registry.withdraw(name, self._offer.version, self._offer.epoch, blame, now)
         if sending.group is not None:
             discard(sending.group)
 

@@ -1,4 +1,4 @@
-"""The name by which sender and receivers recognise that they use the same device."""
+"""A device's name, by which sender and receivers recognise that they share it, and a stream of its own for a side thread."""
 
 from __future__ import annotations
 
@@ -14,3 +14,10 @@ def device_name(device: torch.device | str) -> str:
         return CPU
     properties = torch.cuda.get_device_properties(place)
     return f"{place.type}-{properties.uuid}"
+
+
+def use_side_stream(device: torch.device) -> None:
+    """Let the calling thread's work on a GPU run beside that of the thread which trains or generates, not behind it."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        torch.cuda.set_stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]

@@ -18,6 +18,7 @@ import torch
 
 from async_search_rl.codec import decode_message
 from async_search_rl.errors import SchemaError, SearchRLError, WeightSyncError
+from async_search_rl.weights.device import use_side_stream
 from async_search_rl.weights.digest import tensor_digest
 from async_search_rl.weights.groups import BroadcastGroup, Transfer, open_group
 from async_search_rl.weights.ipc import open_handle
@@ -42,7 +43,7 @@ class _Reception:
     ends_at: float
     flats: list[torch.Tensor] = field(default_factory=list)
     received: threading.Event = field(default_factory=threading.Event)
-    go: threading.Event = field(default_factory=threading.Event)
+    landed: int = 0
     complete: bool = False
     error: str = ""
 
@@ -161,10 +162,12 @@ class WeightMember:
             WeightSyncError: the sender gave up, or the deadline passed.
         """
         next_beat = next_check = 0.0
+        told = reception.landed
         while not finished() and not reception.error:
             now = time.monotonic()
-            if now >= next_beat:
-                rendezvous.beat(reception.rank)
+            if now >= next_beat or reception.landed != told:
+                told = reception.landed
+                rendezvous.beat(reception.rank, told)
                 next_beat = now + _BEAT_S
             if now >= next_check:
                 if reason := rendezvous.aborted():
@@ -177,8 +180,7 @@ class WeightMember:
     def _receive(self, reception: _Reception) -> None:
         """The receiving thread. Errors of any kind end as the reception's error, for there is nobody above to raise to."""
         try:
-            if self._device.type == "cuda":
-                torch.cuda.set_device(self._device)
+            use_side_stream(self._device)
             if reception.offer.transport == "ipc":
                 self._copy_shared(reception)
             else:
@@ -222,13 +224,16 @@ class WeightMember:
         if landing is not flat:
             flat.copy_(landing)
         _require_digest(flat, reception.offer.buckets[index], index)
+        reception.landed += 1
 
     def _copy_shared(self, reception: _Reception) -> None:
         """Copy each bucket out of the sender's memory; the copies are complete when their digests are."""
         offer = reception.offer
         for index, (flat, handle) in enumerate(zip(reception.flats, offer.handles, strict=True)):
-            flat.copy_(open_handle(handle, flat.dtype, self._device))
+            shared = open_handle(handle, flat.dtype, self._device)
+            flat.copy_(shared)
             _require_digest(flat, offer.buckets[index], index)
+            reception.landed += 1
 
     def _reusable_flats(self, buckets: tuple[Bucket, ...]) -> list[torch.Tensor]:
         """The staging tensors of the last publication if this one has the same buckets, else new ones."""

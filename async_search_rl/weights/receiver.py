@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol
 
@@ -31,7 +30,8 @@ _POLL_S = 30.0
 _CALL_TIMEOUT_S = 10.0
 _FIRST_RETRY_S = 0.1
 _LAST_RETRY_S = 3.0
-_STATE_POLL_S = 0.01
+_FIRST_STATE_POLL_S = 0.01
+_LAST_STATE_POLL_S = 0.1
 _DEADLINE_SLACK_S = 5.0
 
 
@@ -136,22 +136,22 @@ class WeightReceiver:
             self._session = None
 
     async def _receive(self, offer: Offer, workers: Workers) -> str:
-        ends_at = time.monotonic() + offer.deadline_s + _DEADLINE_SLACK_S
+        """Why the offer was not received; empty if it was."""
+        pause_s = _FIRST_STATE_POLL_S
         try:
-            async with asyncio.timeout_at(asyncio.get_running_loop().time() + offer.deadline_s + _DEADLINE_SLACK_S):
+            async with asyncio.timeout(offer.deadline_s + _DEADLINE_SLACK_S):
                 await workers.begin(encode_message(offer))
-                while time.monotonic() < ends_at:
+                while True:
                     states = await workers.states()
-                    failed = [state for state in states if state not in ("ready", "receiving")]
-                    if failed:
-                        await workers.abort()
-                        return failed[0].removeprefix("failed: ")
                     if all(state == "ready" for state in states):
                         return ""
-                    await asyncio.sleep(_STATE_POLL_S)
+                    if failed := [state for state in states if state not in ("ready", "receiving")]:
+                        await workers.abort()
+                        return failed[0].removeprefix("failed: ")
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(_LAST_STATE_POLL_S, 1.2 * pause_s)
         except TimeoutError:
-            _log.debug("workers did not answer", exc_info=True)
-        return f"the workers must receive the publication within {offer.deadline_s:g} s, they did not"
+            return f"the workers must receive the publication within {offer.deadline_s:g} s, they did not"
 
     async def _poll(self) -> Offer | None:
         """One long poll; ``None`` without news or when the address changed."""

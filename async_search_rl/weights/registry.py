@@ -18,6 +18,8 @@ from async_search_rl.weights.transport import Member
 
 RECENT_S = 5.0
 """A receiver that polled so lately is about to poll again; a publication waits ``join_grace_s`` for it."""
+ABSENT_S = 30.0
+"""A receiver that neither polls nor receives for so long is waited for no more."""
 FORGET_S = 120.0
 """A receiver silent for so long is forgotten."""
 _SUSPECT_FAILURES = 2
@@ -34,7 +36,6 @@ class Poll:
     wake: Callable[[], None]
     connected: Callable[[], bool]
     offer: Offer | None = None
-    answered: bool = False
 
 
 @dataclass
@@ -76,7 +77,6 @@ class Registry:
             if receiver is not None and receiver.poll is poll:
                 receiver.poll = None
                 receiver.seen = now
-            poll.answered = True
             self._changed.notify_all()
             return poll.offer
 
@@ -149,11 +149,11 @@ class Registry:
                 return ""
             return receiver.error or "the receiver polled again without it"
 
-    def withdraw(self, name: str, version: int, epoch: int, silence: str, now: float) -> None:
+    def withdraw(self, name: str, version: int, epoch: int, blame: str, now: float) -> None:
         """The sender gave the offer up.
 
-        With ``silence`` the receiver is to blame: it is served alone, later each time, until it receives something. Else nothing is
-        held against it.
+        With ``blame``, a reason, the receiver was silent: it is served alone, later each time, until it receives something. Else
+        nothing is held against it.
         """
         with self._changed:
             receiver = self._receivers.get(name)
@@ -161,8 +161,8 @@ class Registry:
                 return
             if _is_offer(receiver.assigned, version, epoch):
                 receiver.assigned = None
-            if silence:
-                _fail(receiver, silence, max(_SUSPECT_FAILURES, receiver.failures + 1), now)
+            if blame:
+                _fail(receiver, blame, max(_SUSPECT_FAILURES, receiver.failures + 1), now)
             self._changed.notify_all()
 
     def forget_silent(self, now: float) -> list[str]:
@@ -173,12 +173,14 @@ class Registry:
                 del self._receivers[name]
             return gone
 
-    def unconfirmed(self, version: int) -> list[str] | None:
-        """Known receivers that have not confirmed ``version`` or a newer one; ``None`` if no receiver is known."""
+    def unconfirmed(self, version: int, now: float) -> list[str] | None:
+        """Receivers that are here without ``version`` or a newer one; ``None`` if none is here.
+
+        Here is who polls, who is receiving, and who was heard of in the last ``ABSENT_S`` seconds and has not hung up.
+        """
         with self._changed:
-            if not self._receivers:
-                return None
-            return sorted(name for name, r in self._receivers.items() if r.held < version)
+            here = {name: r for name, r in self._receivers.items() if _is_here(r, now)}
+            return sorted(name for name, r in here.items() if r.held < version) if here else None
 
     def release(self) -> None:
         """Answer every poll with nothing."""
@@ -203,7 +205,6 @@ class Registry:
     @staticmethod
     def _answer(poll: Poll, offer: Offer | None) -> None:
         poll.offer = offer
-        poll.answered = True
         poll.wake()
 
 
@@ -225,6 +226,12 @@ def worker_devices(request: OfferRequest) -> tuple[str, ...]:
 
 def _behind(have: int | None, version: int) -> bool:
     return have is None or have < version
+
+
+def _is_here(receiver: _Receiver, now: float) -> bool:
+    if receiver.poll is not None:
+        return receiver.poll.connected()
+    return receiver.assigned is not None or now - receiver.seen <= ABSENT_S
 
 
 def _is_offer(offer: Offer | None, version: int, epoch: int) -> bool:

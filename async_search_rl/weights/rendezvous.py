@@ -1,15 +1,17 @@
 """How the members of one publication find each other in the sender's key-value store, and notice that one is gone.
 
 Every member says that it has *joined*; when all have, the sender says *go* and all meet in the process group. While it waits,
-every member *beats*. The sender may *abort* with a reason at any time. None of these calls waits; each side polls. The store
-listens where the sender's control server does and knows no token: whoever can reach it must be trusted, as with torch.distributed
-everywhere.
+every member *beats* and says how far it is. The sender may *abort* with a reason at any time. None of these calls waits; each side
+polls. The store listens where the sender's control server does and knows no token: whoever can reach it must be trusted, as with
+torch.distributed everywhere.
 """
 
 from __future__ import annotations
 
 import datetime
 import socket
+import time
+from typing import NamedTuple
 
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
@@ -53,6 +55,13 @@ def group_prefix(epoch: int) -> str:
     return f"epoch/{epoch}"
 
 
+class Beat(NamedTuple):
+    """A member's sign of life: its own clock, for nothing but to tell beats apart, and how many buckets it holds."""
+
+    clock_ns: int
+    landed: int
+
+
 class Rendezvous:
     """One publication's keys: who joined, who still beats, whether to go or to stop."""
 
@@ -78,14 +87,15 @@ class Rendezvous:
         """Whether the sender said go."""
         return self._store.check(["go"])
 
-    def beat(self, rank: int) -> None:
-        """This member lives."""
-        self._store.add(f"beat/{rank}", 1)
+    def beat(self, rank: int, landed: int = 0) -> None:
+        """This member lives and holds ``landed`` checked buckets."""
+        self._store.set(f"beat/{rank}", f"{time.monotonic_ns()} {landed}")
 
-    def beats(self, world: int) -> dict[int, bytes]:
-        """A value for each joined rank, which changes as long as it lives."""
+    def beats(self, world: int) -> dict[int, Beat]:
+        """The last beat of each rank that gave one."""
         ranks = [rank for rank in range(1, world) if self._store.check([f"beat/{rank}"])]
-        return dict(zip(ranks, self._store.multi_get([f"beat/{rank}" for rank in ranks]), strict=True)) if ranks else {}
+        values = self._store.multi_get([f"beat/{rank}" for rank in ranks]) if ranks else []
+        return {rank: Beat(*map(int, value.split())) for rank, value in zip(ranks, values, strict=True)}
 
     def abort(self, reason: str) -> None:
         """Tell every member to give this publication up."""

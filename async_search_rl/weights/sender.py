@@ -23,14 +23,14 @@ from async_search_rl.http import require_safe_bind
 from async_search_rl.version import PolicyVersion
 from async_search_rl.weights.control import ControlServer
 from async_search_rl.weights.delivery import Delivery, Outcome, discard
-from async_search_rl.weights.device import device_name
+from async_search_rl.weights.device import device_name, use_side_stream
 from async_search_rl.weights.groups import BroadcastGroup
 from async_search_rl.weights.ipc import export_handle
-from async_search_rl.weights.registry import Registry
+from async_search_rl.weights.registry import Registry, worker_devices
 from async_search_rl.weights.rendezvous import serve_store
-from async_search_rl.weights.schema import Offer
+from async_search_rl.weights.schema import Offer, OfferRequest
 from async_search_rl.weights.staging import Plan, StagedWeights, StagingPool
-from async_search_rl.weights.transport import CPU, GroupPlan, Member, plan_groups
+from async_search_rl.weights.transport import CPU, GroupPlan, Member, choose_transport, plan_groups
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class WeightSender:
         self._changed = threading.Condition()
         self._registry = Registry(self._changed)
         self._pool = StagingPool(self._changed, self._device)
-        self._control = ControlServer(self._registry, self.status, token)
+        self._control = ControlServer(self._registry, self._admit, self.status, token)
         self._groups: dict[GroupKey, tuple[int, BroadcastGroup]] = {}
         self._next_epoch = secrets.randbits(_EPOCH_BITS) << _EPOCH_BITS
         self._stats: dict[str, float] = dict.fromkeys(
@@ -103,9 +103,14 @@ class WeightSender:
         return None if current is None else current.version
 
     def wait_received(self, version: int, timeout_s: float) -> bool:
-        """Wait until there are receivers and every known one holds ``version`` (packed) or a newer one; false at ``timeout_s``."""
+        """Wait until there are receivers and all that are here hold ``version`` (packed) or a newer one; false at ``timeout_s``."""
+        ends_at = time.monotonic() + timeout_s
         with self._changed:
-            return self._changed.wait_for(lambda: self._registry.unconfirmed(version) == [], timeout_s)
+            while self._registry.unconfirmed(version, now := time.monotonic()) != []:
+                if now >= ends_at:
+                    return False
+                self._changed.wait(min(_IDLE_S, ends_at - now))
+        return True
 
     def stats(self) -> dict[str, float]:
         """Counters since the start (``published``, ``superseded``, ``broadcasts``, ``aborted``) and gauges of the last broadcast.
@@ -140,10 +145,12 @@ class WeightSender:
         self._pool.clear()
         self._store = None
 
+    def _admit(self, request: OfferRequest) -> None:
+        choose_transport(self._section.transport, self._device_name, worker_devices(request))
+
     def _run(self) -> None:
         """The broadcast thread: wait for something to do, do it for all who wait, until closed."""
-        if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)
+        use_side_stream(self._device)
         while self._wait_for_work():
             try:
                 staged = self._newest()
@@ -268,8 +275,8 @@ class WeightSender:
 
     def _conclude(self, key: GroupKey, delivery: Delivery, staged: StagedWeights, outcome: Outcome) -> None:
         if outcome.error:
-            silent = f"; silent: {', '.join(outcome.silent)}" if outcome.silent else ""
-            _log.warning("broadcast of version %s aborted: %s%s", PolicyVersion.unpack(staged.version), outcome.error, silent)
+            blamed = f"; served alone from now on: {', '.join(outcome.blamed)}" if outcome.blamed else ""
+            _log.warning("broadcast of version %s aborted: %s%s", PolicyVersion.unpack(staged.version), outcome.error, blamed)
         elif outcome.group is not None:
             self._drop_groups({name for name, _ in key[1]})
             self._groups[key] = (delivery.epoch, outcome.group)

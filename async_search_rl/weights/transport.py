@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from async_search_rl.errors import WeightSyncError
+from async_search_rl.errors import SchemaError
 from async_search_rl.weights.schema import Transport
 
 CPU = "cpu"
@@ -37,7 +37,7 @@ def choose_transport(setting: Literal["auto", "gloo", "nccl", "ipc"], sender: st
     memory where one of several is, for NCCL takes no device twice; ``nccl`` elsewhere.
 
     Raises:
-        WeightSyncError: the setting cannot connect the two.
+        SchemaError: the setting cannot connect the two.
     """
     on_cpu = sender == CPU or CPU in devices
     shared = sender in devices
@@ -46,11 +46,11 @@ def choose_transport(setting: Literal["auto", "gloo", "nccl", "ipc"], sender: st
             return "gloo"
         return "ipc" if shared else "nccl"
     if setting != "gloo" and on_cpu:
-        raise WeightSyncError(f"weights.transport {setting!r} must join GPUs, got {sender} and {', '.join(devices)}")
+        raise SchemaError(f"weights.transport {setting!r} must join GPUs, got {sender} and {', '.join(devices)}")
     if setting == "ipc" and devices != (sender,):
-        raise WeightSyncError(f"weights.transport 'ipc' must stay on device {sender}, got {', '.join(devices)}")
+        raise SchemaError(f"weights.transport 'ipc' must stay on device {sender}, got {', '.join(devices)}")
     if setting == "nccl" and shared:
-        raise WeightSyncError(f"weights.transport 'nccl' must join different devices, got {sender} on both sides")
+        raise SchemaError(f"weights.transport 'nccl' must join different devices, got {sender} on both sides")
     return setting
 
 
