@@ -183,7 +183,10 @@ _SEARCH = _rows(
     "gauge",
     ("queue", "queries", "queries waiting"),
     ("cache_entries", "entries", "results in the cache"),
-    ("batch_mean", "queries", "queries a search call, lately"),
+    ("cache_hit_rate", "share", "queries answered from the cache, of those looked up"),
+    ("batch_mean", "queries", "queries a search call"),
+    ("latency_p50_s", "s", "median time from a parsed request to its answer, lately"),
+    ("latency_p99_s", "s", "99th percentile of the same"),
 ) + _rows(
     "counter",
     ("requests", "requests", "requests answered"),
@@ -191,6 +194,7 @@ _SEARCH = _rows(
     ("cache_hits", "queries", "queries answered from the cache"),
     ("coalesced", "queries", "queries that joined an equal one in flight"),
     ("rejected", "queries", "queries answered 503"),
+    ("failed", "queries", "queries whose search failed or missed its deadline"),
     ("busy_s", "s", "the search worker was busy"),
 )
 

@@ -43,7 +43,9 @@ class Retriever:
     async def start(self, probe: str = "capital city") -> None:
         """Open the index and answer one real query; ``ready`` afterwards. Errors of either are raised."""
         await self._worker.start()
-        await self._worker.search([probe], self._config.topk)
+        [answer] = await self._worker.search([probe], self._config.topk)
+        if isinstance(answer, Exception):
+            raise answer
         self.ready = True
 
     async def retrieve(self, request: RetrieveRequest, timeout_s: float) -> list[Hits]:
