@@ -7,7 +7,7 @@ from typing import Literal
 from async_search_rl.config.types import NonNegative, NonNegativeFloat, Port, Positive, PositiveFloat, Section
 
 
-class RetrievalSection(Section):
+class RetrievalSection(Section, frozen=True):
     """Retrieval: one section for the service (`bin/search`) and its clients."""
 
     url: str = ""
