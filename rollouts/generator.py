@@ -123,9 +123,15 @@ def replay_url(config: Config) -> str:
     if config.replay.url:
         return config.replay.url
     announced = config.run.folder / REPLAY_URL_FILE
-    if not announced.is_file():
+    url = read_url(announced)
+    if url is None:
         raise ConfigError(f"replay.url must be set, or {announced} be written by a running replay service; got neither")
-    return announced.read_text(encoding="ascii").strip()
+    return url
+
+
+def read_url(announced: Path) -> str | None:
+    """The address that a service wrote to the file ``announced``; ``None`` where there is none."""
+    return announced.read_text(encoding="ascii").strip() if announced.is_file() else None
 
 
 async def _until_signal(loop: ActorLoop) -> str:

@@ -137,13 +137,14 @@ async def _end(generators: list[_Generator], timeout_s: float) -> None:
     processes = [generator.process for generator in generators if generator.process is not None]
     for process in processes:
         process.stop()
-    if not await _ended(processes, timeout_s):
+    if not await ended(processes, timeout_s):
         for process in processes:
             process.kill()
-        await _ended(processes, _KILL_WAIT_S)
+        await ended(processes, _KILL_WAIT_S)
 
 
-async def _ended(processes: list[LocalProcess], timeout_s: float) -> bool:
+async def ended(processes: list[LocalProcess], timeout_s: float) -> bool:
+    """Wait until all have ended, at most ``timeout_s``; whether they have."""
     deadline = time.monotonic() + timeout_s
     while any(process.poll() is None for process in processes):
         if time.monotonic() > deadline:
