@@ -150,7 +150,13 @@ _REPLAY = _rows(
     ("publications", "publications", "policy versions announced"),
     ("questions_parked", "questions", "questions parked after all attempts"),
     ("bytes_logged", "bytes", "bytes written to the trajectory log"),
-) + _rows("gauge", ("max_lag", "batches", "largest staleness of any group trained so far"))
+) + _rows(
+    "gauge",
+    ("max_lag", "batches", "largest staleness of any group trained so far"),
+    ("running", "groups", "groups being rolled out"),
+    ("buffered", "groups", "groups that wait for a batch"),
+    ("training", "groups", "groups of batches whose weights are not announced yet"),
+)
 
 _RECENT = _rows(
     "gauge",

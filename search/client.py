@@ -9,6 +9,7 @@ from replicas that fail again and again. Everything ends by one deadline.
 from __future__ import annotations
 
 import asyncio
+import io
 import math
 import random
 import time
@@ -27,6 +28,7 @@ from search.replica import Replica
 from search.schema import TIMEOUT_HEADER, Passage, decode_reply, encode_request
 
 _MAX_FOLDED = 256
+_MAX_FOLDED_CHARS = 500_000
 _FIRST_WAIT_S = 0.25
 _MAX_WAIT_S = 8.0
 _MIN_HEDGE_S = 0.02
@@ -166,8 +168,10 @@ class SearchClient:
         """The oldest waiting questions of one top-k; those whose caller has gone are left out."""
         topk, now_s = self._pending[0].topk, time.monotonic()
         folded: list[_Question] = []
-        while self._pending and len(folded) < _MAX_FOLDED and self._pending[0].topk == topk:
+        characters = 0
+        while self._pending and self._pending[0].topk == topk and len(folded) < _MAX_FOLDED and characters < _MAX_FOLDED_CHARS:
             question = self._pending.popleft()
+            characters += len(question.query)
             if question.deadline_s <= now_s:
                 _fail(question, self._too_late())
             elif not question.done.done():
@@ -263,7 +267,7 @@ class SearchClient:
         headers = {"Content-Type": "application/json", TIMEOUT_HEADER: f"{max(0.001, deadline_s - started_s):.3f}"}
         replica.begin()
         try:
-            async with self._session.post(replica.url + "/retrieve", data=body, headers=headers) as reply:
+            async with self._session.post(replica.url + "/retrieve", data=io.BytesIO(body), headers=headers) as reply:
                 if reply.status in _RETRIED_STATUSES:
                     raise await reply_error(reply)
                 if reply.status != 200:

@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import io
 import json
 import subprocess
 import sys
@@ -60,7 +61,7 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
 
 async def post(url: str, body: Any, path: str = "/retrieve") -> tuple[int, Any]:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    async with aiohttp.ClientSession() as session, session.post(url + path, data=data) as reply:
+    async with aiohttp.ClientSession() as session, session.post(url + path, data=io.BytesIO(data)) as reply:
         return reply.status, await reply.json()
 
 
