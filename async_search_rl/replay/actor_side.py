@@ -133,9 +133,10 @@ class ActorSide:
             return not ledger.ended_by(running.ticket, actor)
         if ticket.round is not None or not self._core.too_old(running.oldest_step):
             return False
-        if running.attempt == ticket.attempt:
-            self._core.commit(Cancelled(ticket=running.ticket))
-            self._core.leases.forget(running.ticket)
+        if running.attempt != ticket.attempt:
+            return self._core.leases.holder(running.ticket) != actor
+        self._core.commit(Cancelled(ticket=running.ticket))
+        self._core.leases.forget(running.ticket)
         return True
 
     def _issue_again(self, actor: str, want: int, now: float, *, evaluations: bool) -> list[Ticket]:

@@ -129,6 +129,8 @@ class LearnerSide:
     def waiting_for(self) -> str:
         """Why there is no batch yet, in words."""
         state, replay, load = self._core.state, self._core.config.replay, self._core.load
+        if state.finished or state.stop is not None:
+            return ""
         if state.incarnation == 0:
             return "a learner to start"
         if state.policy is None:

@@ -58,6 +58,11 @@ class Leases:
         """Tickets whose lease ran out."""
         return [ticket for ticket, lease in self._held.items() if lease.deadline <= now]
 
+    def holder(self, ticket: int) -> str | None:
+        """The actor that holds the lease, if any does."""
+        lease = self._held.get(ticket)
+        return None if lease is None else lease.actor
+
     def is_held(self, ticket: int) -> bool:
         """Whether an actor is believed to work at it."""
         return ticket in self._held

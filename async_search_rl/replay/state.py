@@ -128,7 +128,7 @@ class State(msgspec.Struct, kw_only=True):
         return self.step + self.buffer.next_cut - self.buffer.position
 
     def counters(self) -> dict[str, float]:
-        """The totals as they are reported; ``groups_dropped`` is what was accepted and is nowhere, which must be 0."""
+        """Totals, and groups by place, as they are reported; ``groups_dropped`` is what was accepted and is nowhere, which must be 0."""
         totals, buffer = self.totals, self.buffer
         kept = buffer.buffered + buffer.training + buffer.trained + totals.stale_at_cut
         counts = {
@@ -151,6 +151,9 @@ class State(msgspec.Struct, kw_only=True):
             "attempts_reissued": totals.attempts_reissued,
             "attempts_failed": totals.attempts_failed,
             "bytes_logged": totals.bytes_logged,
+            "running": self.ledger.running,
+            "buffered": buffer.buffered,
+            "training": buffer.training,
         }
         return {name: float(count) for name, count in counts.items()}
 
