@@ -123,7 +123,7 @@ def _lags(summary: Mapping[str, Any]) -> list[tuple[str, float]]:
 
 def _token_rate(timeline: Rows) -> Series:
     points: list[tuple[float, float | None]] = []
-    for before, row in _windows(timeline):
+    for before, row in _reports(timeline):
         grown = sum(_growth(before, row, actor, "tokens_generated") for actor in row["actors"])
         points.append((row["t"], grown / (row["t"] - before["t"])))
     return Series("tokens/s", "c1", points)
@@ -137,6 +137,23 @@ def _windows(timeline: Rows) -> Iterator[tuple[Mapping[str, Any], Mapping[str, A
             yield before, row
 
 
+def _reports(timeline: Rows) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Rows between which actors reported: their gauges come with their requests, which may be seconds apart."""
+    before: Mapping[str, Any] | None = None
+    for _, row in _windows(timeline):
+        if not row["actors"]:
+            continue
+        if before is None or _reported(row) < _reported(before):
+            before = row
+        elif _reported(row) > _reported(before):
+            yield before, row
+            before = row
+
+
+def _reported(row: Mapping[str, Any]) -> float:
+    return float(sum(gauges.get("busy_s", 0.0) + gauges.get("idle_s", 0.0) for gauges in row["actors"].values()))
+
+
 def _growth(before: Mapping[str, Any], row: Mapping[str, Any], actor: str, key: str) -> float:
     new = row["actors"][actor].get(key, 0.0)
     old = before["actors"].get(actor, {}).get(key, 0.0)
@@ -144,7 +161,7 @@ def _growth(before: Mapping[str, Any], row: Mapping[str, Any], actor: str, key: 
 
 
 def _generator_spans(timeline: Rows) -> Iterator[tuple[float, float, float, str]]:
-    for before, row in _windows(timeline):
+    for before, row in _reports(timeline):
         actors = row["actors"]
         busy, idle, stall = (sum(_growth(before, row, actor, key) for actor in actors) for key in ("busy_s", "idle_s", "stall_s"))
         if busy + idle <= 0:
