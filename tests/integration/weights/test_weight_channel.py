@@ -3,19 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import queue
 import signal
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
 import torch
 
@@ -23,145 +13,33 @@ from async_search_rl.codec import encode_message
 from async_search_rl.config.replay import WeightsSection
 from async_search_rl.errors import ConfigError
 from async_search_rl.http import client_session
-from async_search_rl.version import PolicyVersion
-from async_search_rl.weights.plan import plan_buckets
 from async_search_rl.weights.schema import OfferRequest, TensorSpec
 from async_search_rl.weights.sender import WeightSender
-from async_search_rl.weights.staging import StagedWeights
+from tests.integration.weights.channel import PATIENCE_S, Talking, channel, publish
 
 pytestmark = pytest.mark.integration
 
-ROOT = Path(__file__).parents[3]
-RECEIVER = Path(__file__).with_name("receiver_process.py")
-SENDER = Path(__file__).with_name("sender_process.py")
-PATIENCE_S = 60.0
-SPECS = [TensorSpec(name="embedding", shape=(700, 64), dtype="bfloat16")] + [
-    TensorSpec(name=f"layer.{i}", shape=(256, 300 + i), dtype="float32") for i in range(20)
-]
-PLAN = plan_buckets(SPECS, 1 << 20)
 
-
-class Talking:
-    """A process that prints events, and what it said so far."""
-
-    def __init__(self, script: Path, *arguments: str) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, str(script), *arguments]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
-        self.events: queue.Queue[dict[str, Any]] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.events.put(msgspec.json.decode(line))
-        self.events.put({"event": "exit"})
-
-    def wait_for(self, event: str, **fields: Any) -> dict[str, Any]:
-        """The next event of this kind, with these fields."""
-        ends_at = time.monotonic() + PATIENCE_S
-        while True:
-            said: dict[str, Any] = self.events.get(timeout=max(0.0, ends_at - time.monotonic()))
-            if said["event"] == event and fields.items() <= said.items():
-                return said
-            assert said["event"] != "exit", f"the process ended before {event}"
-
-    def move(self, url: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(url + "\n")
-        self.process.stdin.flush()
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait(PATIENCE_S)
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
-            pipe.close()
-
-
-class Channel:
-    """A sender in this process and receivers in others."""
-
-    def __init__(self, stack: ExitStack, **section: Any) -> None:
-        self._stack = stack
-        self.sender = self.new_sender(**section)
-
-    def new_sender(self, token: str | None = None, **section: Any) -> WeightSender:
-        sender = WeightSender(msgspec.convert({"deadline_s": 30.0, **section}, WeightsSection), token)
-        sender.start()
-        self._stack.callback(sender.close)
-        return sender
-
-    def receiver(self, name: str, *options: str, url: str | None = None) -> Talking:
-        receiver = Talking(RECEIVER, url or self.sender.url, name, *options)
-        self._stack.callback(receiver.end)
-        return receiver
-
-    def other_sender(self) -> Talking:
-        """A sender in another process, which freezes in the middle of its first broadcast."""
-        sender = Talking(SENDER)
-        self._stack.callback(sender.end)
-        return sender
-
-    def receivers(self, count: int) -> list[Talking]:
-        """So many receivers, all of them polling."""
-        started = [self.receiver(f"r{i}") for i in range(count)]
-        self.wait_until_polling(*[f"r{i}" for i in range(count)])
-        return started
-
-    def wait_until_polling(self, *names: str) -> None:
-        ends_at = time.monotonic() + PATIENCE_S
-        with self.sender._changed:
-            assert self.sender._changed.wait_for(lambda: self._polling() >= set(names), ends_at - time.monotonic())
-
-    def _polling(self) -> set[str]:
-        return {name for name, r in self.sender.status()["receivers"].items() if r["state"] == "polling"}
-
-    def publish(self, step: int, incarnation: int = 1) -> tuple[StagedWeights, str]:
-        """Publish random weights; the staged copy, and the checksum that receivers must arrive at."""
-        return publish(self.sender, step, incarnation)
-
-
-def publish(sender: WeightSender, step: int, incarnation: int = 1) -> tuple[StagedWeights, str]:
-    sys.path.insert(0, str(RECEIVER.parent))
-    try:
-        from receiver_process import checksums
-    finally:
-        sys.path.pop(0)
-    generator = torch.Generator().manual_seed(1000 * incarnation + step)
-    staged = sender.acquire_buffers(PLAN, PolicyVersion(incarnation, step).pack())
-    weights = {s.name: torch.randn(s.shape, generator=generator).to(getattr(torch, s.dtype)) for s in SPECS}
-    for name, tensor in weights.items():
-        staged.write(name, tensor)
-    expected = checksums([(spec.name, weights[spec.name]) for bucket in PLAN for spec in bucket])
-    began = time.monotonic()
-    sender.publish(staged)
-    assert time.monotonic() - began < 0.5
-    return staged, expected
-
-
-@contextmanager
-def channel(**section: Any) -> Iterator[Channel]:
-    with ExitStack() as stack:
-        yield Channel(stack, **section)
-
-
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_every_receiver_gets_equal_bytes_and_keeps_its_group(count: int) -> None:
+def test_every_receiver_gets_equal_bytes_and_a_group_lasts_as_long_as_its_members() -> None:
     with channel() as c:
-        receivers = c.receivers(count)
-        epochs = set()
-        for step in range(3):
-            staged, expected = c.publish(step)
-            assert c.sender.wait_received(staged.version, PATIENCE_S)
-            for receiver in receivers:
-                said = receiver.wait_for("received", version=staged.version)
-                assert said["sums"] == [expected]
-                epochs.add(said["epoch"])
-            c.wait_until_polling(*[f"r{i}" for i in range(count)])
-        assert len(epochs) == 1
+        receivers: dict[str, Talking] = {}
+        epochs = []
+        for count in (1, 2, 3):
+            receivers[f"r{count}"] = c.receiver(f"r{count}", "--have", str(c.sender.current_version or 0))
+            c.wait_until_polling(*receivers)
+            for _ in range(2):
+                staged, expected = c.publish(len(epochs))
+                assert c.sender.wait_received(staged.version, PATIENCE_S)
+                said = [receiver.wait_for("received", version=staged.version) for receiver in receivers.values()]
+                assert [one["sums"] for one in said] == [[expected]] * count
+                assert len({one["epoch"] for one in said}) == 1
+                assert c.sender.stats()["members"] == count
+                epochs.append(said[0]["epoch"])
+                c.wait_until_polling(*receivers)
+        assert epochs == sorted(epochs)
+        assert epochs[0::2] == epochs[1::2]
+        assert len(set(epochs)) == 3
         assert c.sender.stats()["aborted"] == 0
-        assert c.sender.stats()["members"] == count
 
 
 def test_all_workers_of_an_engine_are_members() -> None:
