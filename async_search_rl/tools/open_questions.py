@@ -42,6 +42,7 @@ SEED = 0
 INSTRUCTION = DataSection().template
 """User message of the Parquet rows."""
 
+_PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation + "–—’‘“”", " "))
 _STOP_WORDS = frozenset(
     re.findall(
         r"\w+",
@@ -133,17 +134,17 @@ class AnswerFilter:
         """Pairs of question number and the row of its best passage, for the questions that are kept."""
         found, _ = self._index([question for question, _ in rows], SEARCHED)
         for number, ((question, answers), candidates) in enumerate(zip(rows, found, strict=True)):
+            asked = normalise(question)
+            wanted = [f" {answer} " for answer in map(normalise, answers) if len(answer) >= 2]
+            if any(answer.strip() in asked for answer in wanted):
+                continue
+            content = set(self._stemmer.stemWords([word for word in asked.split() if word not in _STOP_WORDS]))
             for passage in candidates.tolist():
-                if self._answers(question, answers, passage):
+                if any(answer in self._texts[passage] for answer in wanted) and self._is_about(asked, content, passage):
                     yield number, passage
                     break
 
-    def _answers(self, question: str, answers: Sequence[str], passage: int) -> bool:
-        asked = normalise(question)
-        wanted = [answer for answer in map(normalise, answers) if len(answer) >= 2]
-        if any(answer in asked for answer in wanted) or not any(f" {answer} " in self._texts[passage] for answer in wanted):
-            return False
-        content = set(self._stemmer.stemWords([word for word in asked.split() if word not in _STOP_WORDS]))
+    def _is_about(self, asked: str, content: set[str], passage: int) -> bool:
         share = len(content & self._stems[passage]) / len(content) if content else 0.0
         named = bool(self._titles[passage]) and f" {self._titles[passage]} " in f" {asked} "
         return share >= WORD_SHARE or (named and share >= WORD_SHARE_WITH_TITLE)
@@ -151,8 +152,7 @@ class AnswerFilter:
 
 def normalise(text: str) -> str:
     """Lower case, punctuation to blanks, articles out, blanks folded."""
-    text = "".join(" " if character in string.punctuation + "–—’‘“”" else character for character in text.lower())
-    return " ".join(word for word in text.split() if word not in ("a", "an", "the"))
+    return " ".join(word for word in text.lower().translate(_PUNCTUATION).split() if word not in ("a", "an", "the"))
 
 
 def _answers(literal: str) -> list[str]:

