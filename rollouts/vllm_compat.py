@@ -6,6 +6,7 @@ Used by the engine wrapper in its own process (arguments, outputs, samples) and 
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -26,8 +27,8 @@ def prepare_environment(generator: GeneratorSection) -> None:
         "VLLM_DO_NOT_TRACK": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
-        # Deprecations that vLLM's processes meet in torch; errors are not affected.
-        "PYTHONWARNINGS": "ignore::FutureWarning,ignore::DeprecationWarning",
+        # Deprecations that vLLM's processes meet in torch, and shared memory that its end leaves to the resource tracker.
+        "PYTHONWARNINGS": "ignore::FutureWarning,ignore::DeprecationWarning,ignore:resource_tracker:UserWarning",
     }
     if not _has_flashinfer():
         defaults["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
@@ -97,6 +98,14 @@ def count_outputs(engine: Any, count: Callable[[str, int], None]) -> Callable[[]
 
     client.get_output_async = get_and_count
     return lambda: bool(client.outputs_queue.empty())
+
+
+async def stop_outputs(engine: Any) -> None:
+    """End the task that reads outputs, which would report the engine's orderly end as a failure."""
+    handler = engine.output_handler
+    if handler is not None:
+        handler.cancel()
+        await asyncio.wait([handler])
 
 
 def sampled(completion: Any) -> tuple[list[int], list[float]]:

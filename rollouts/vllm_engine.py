@@ -68,6 +68,8 @@ class VllmEngine:
         except (ImportError, RuntimeError, ValueError, OSError, TimeoutError) as error:
             raise EngineError(f"the engine for {config.model.path} did not start: {_one_line(error)}") from error
         engine = cls(inner, actions, config, eos_id, version)
+        # Import machinery may keep this frame; it must not keep the engine beyond close().
+        del inner
         await engine._call("guard_against", os.getpid())
         return engine
 
@@ -158,6 +160,7 @@ class VllmEngine:
     async def close(self) -> None:
         """Stop the engine's processes; running requests fail."""
         inner, self._inner = self._inner, None
+        await vllm_compat.stop_outputs(inner)
         await asyncio.to_thread(inner.shutdown)
         # Collected now, for vLLM's destructor cannot run while the interpreter shuts down.
         del inner
