@@ -95,8 +95,12 @@ def _load(spec: EncoderSpec, device: str) -> Any:
         model = SentenceTransformer(spec.path, device=device, local_files_only=True)
         model.max_seq_length = spec.max_tokens
         return model
-    from sentence_transformers.models import Pooling as PoolingModule
-    from sentence_transformers.models import Transformer
+    try:
+        from sentence_transformers.sentence_transformer.modules import Pooling as PoolingModule
+        from sentence_transformers.sentence_transformer.modules import Transformer
+    except ModuleNotFoundError:  # sentence-transformers 5
+        from sentence_transformers.models import Pooling as PoolingModule
+        from sentence_transformers.models import Transformer
 
     tokens = Transformer(spec.path, max_seq_length=spec.max_tokens)
     dimension = AutoConfig.from_pretrained(spec.path, local_files_only=True).hidden_size

@@ -19,7 +19,7 @@ from search.corpus import Corpus
 from search.encoder import Encoder
 
 INDEX_NAME = "index.faiss"
-_CHUNK_DOCS = 4096
+_CHUNK_DOCS = 512
 _ADD_ROWS = 65_536
 _TRAIN_ROWS = 262_144
 _SEED = 20
