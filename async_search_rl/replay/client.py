@@ -8,6 +8,7 @@ answer was lost only leaves tickets whose lease runs out. An error the service a
 from __future__ import annotations
 
 import asyncio
+import io
 import random
 import threading
 import time
@@ -136,7 +137,8 @@ class ReplayClient:
             raise ServiceError("the replay client must be used inside its 'async with' block")
         timeout = aiohttp.ClientTimeout(total=wait_s + self._answer_s)
         headers = {"Content-Type": MSGPACK, "Accept": MSGPACK}
-        async with self._session.request(method, self._url + path, data=body, headers=headers, timeout=timeout) as reply:
+        data = io.BytesIO(body)  # large plain bytes would be written in one go, holding up the event loop
+        async with self._session.request(method, self._url + path, data=data, headers=headers, timeout=timeout) as reply:
             if reply.status >= 400:
                 raise await reply_error(reply)
             return decode_message(await reply.read(), kind, _MAX_REPLY_BYTES)

@@ -128,7 +128,7 @@ class State(msgspec.Struct, kw_only=True):
         return self.step + self.buffer.next_cut - self.buffer.position
 
     def counters(self) -> dict[str, float]:
-        """Totals, and groups by place, as they are reported; ``groups_dropped`` is what was accepted and is nowhere, which must be 0."""
+        """Totals, and groups by place; ``groups_dropped`` is what was accepted and is nowhere now, which must be 0."""
         totals, buffer = self.totals, self.buffer
         kept = buffer.buffered + buffer.training + buffer.trained + totals.stale_at_cut
         counts = {
