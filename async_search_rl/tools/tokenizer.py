@@ -67,6 +67,7 @@ def save_tokenizer(tokenizer: Any, folder: Path) -> None:
         "bos_token": "<s>",
         "eos_token": "</s>",
         "pad_token": "<pad>",
+        "additional_special_tokens": list(SPECIAL_TOKENS[3:]),
         "clean_up_tokenization_spaces": False,
         "model_max_length": 512,
     }
