@@ -94,12 +94,16 @@ class Checkpoints:
 
         Args:
             checkpoint: one of :func:`list_checkpoints`.
-            universal: its universal form, where it is of another world size.
+            universal: its universal form, where it is of another world size; removed afterwards.
         """
         state = read_state(checkpoint)
         for name, engine in self._engines.items():
             engine.load((universal or checkpoint) / name)
-        if universal is None:
+        if universal is not None:
+            self._ranks.barrier()
+            if self._ranks.first:
+                shutil.rmtree(universal)
+        else:
             set_random_state(
                 torch.load(checkpoint / f"random-{self._ranks.rank}.pt", weights_only=True, map_location="cpu"), self._ranks.device
             )

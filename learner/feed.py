@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from typing import Protocol
@@ -34,6 +34,9 @@ from learner.ranks import Ranks
 
 _LOOK_S = 0.2
 """Seconds between two looks at the stop flag while waiting."""
+_LONGEST_POLL_S = 2.0
+"""A poll under way delays the end of the process by this much."""
+_END_S = 5.0
 _MAX_BYTES = 1 << 40
 
 
@@ -78,16 +81,19 @@ class Prefetch:
     """Fetches one batch ahead, in a thread of its own."""
 
     def __init__(self, source: CutSource, incarnation: int, poll_s: float) -> None:
-        self._source, self._incarnation, self._poll_s = source, incarnation, poll_s
+        self._source, self._incarnation, self._poll_s = source, incarnation, min(poll_s, _LONGEST_POLL_S)
         self._closing = threading.Event()
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="cuts")
+        self._thread: threading.Thread | None = None
         self._next: tuple[int, Future[CutReply]] | None = None
         self._waiting_for = "the replay service"
         self._evaluations: list[EvaluationResult] = []
 
     def expect(self, cut: int) -> None:
         """Begin to fetch batch ``cut``, for the step that starts after as many trained batches."""
-        self._next = (cut, self._pool.submit(self._fetch, cut))
+        future: Future[CutReply] = Future()
+        self._next = (cut, future)
+        self._thread = threading.Thread(target=self._fetch_into, args=(future, cut), name="cuts", daemon=True)
+        self._thread.start()
 
     def take(self, cut: int, timeout_s: float, stopping: Callable[[], bool]) -> CutReply | None:
         """Batch ``cut``; ``None`` once ``stopping()``.
@@ -113,9 +119,16 @@ class Prefetch:
         return tuple(fresh)
 
     def close(self) -> None:
-        """Stop fetching; a poll under way ends by itself."""
+        """Stop fetching, and give a poll under way the time to end."""
         self._closing.set()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        if self._thread is not None:
+            self._thread.join(self._poll_s + _END_S)
+
+    def _fetch_into(self, future: Future[CutReply], cut: int) -> None:
+        try:
+            future.set_result(self._fetch(cut))
+        except Exception as error:  # Raised again where the batch is taken.
+            future.set_exception(error)
 
     def _fetch(self, cut: int) -> CutReply:
         while True:
