@@ -25,6 +25,7 @@ from learner.deepspeed_engine import Engine
 from learner.feed import CutSource, Feed, Prefetch
 from learner.guard import Guard
 from learner.loading import block_classes, load_policy
+from learner.memory import check_memory
 from learner.metrics import MetricsWriter, SpeedFigures
 from learner.publisher import Publisher
 from learner.ranks import Ranks
@@ -72,6 +73,7 @@ def assemble(config: Config, ranks: Ranks, recorded: Path | None) -> Iterator[Le
         EngineError: the model cannot be trained here, or would not fit into memory.
     """
     torch.manual_seed(config.run.seed + ranks.rank)
+    check_memory(config, ranks)
     checkpoint = checkpoint_to_resume(config)
     universal = make_universal(checkpoint, ranks) if checkpoint is not None else None
     model = load_policy(config, config.model.path, "model.path", ranks)

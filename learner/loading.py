@@ -39,6 +39,20 @@ def check_model_folder(path: str, key: str, *, tokenizer: bool = True) -> Path:
     return folder
 
 
+def read_model_config(folder: Path) -> Any:
+    """The transformers configuration of ``folder``.
+
+    Raises:
+        DataError: when transformers does not know such a model.
+    """
+    import transformers
+
+    try:
+        return transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"{folder} must hold a config.json that transformers can read: {error}") from error
+
+
 def load_causal_lm(folder: Path, dtype: torch.dtype, *, gradient_checkpointing: bool = False) -> Any:
     """The causal language model of ``folder`` on the host.
 
