@@ -127,6 +127,9 @@ def schedule(step: int, steps: int, warmup_steps: int) -> float:
 
 def save(model: Any, tokenizer_folder: Path, folder: Path) -> None:
     """Write ``model`` in half precision, with the tokenizer files of ``tokenizer_folder``, as a transformers folder."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
     folder.mkdir(parents=True, exist_ok=True)
     model.cpu().half().save_pretrained(folder)
     for name in TOKENIZER_FILES:

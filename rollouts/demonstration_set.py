@@ -15,6 +15,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from async_search_rl.config import Config
+from async_search_rl.errors import DataError
 from async_search_rl.questions import Question, read_questions
 from async_search_rl.supervised import SupervisedSet
 from async_search_rl.tools.demo import read_entities
@@ -26,6 +27,8 @@ from rollouts.prompts import Prompts
 from rollouts.tokenizer import load_tokenizer
 from search.schema import Passage
 
+FILES = ("train.jsonl", "entities.jsonl", "corpus.jsonl")
+"""Files of the prepared folder that are read."""
 CHUNK = 2000
 """Demonstrations of one random stream."""
 TIMEOUT_S = 3600.0
@@ -39,7 +42,7 @@ class DemonstrationSource:
     """Where demonstrations come from; crosses to the worker processes."""
 
     folder: Path
-    """Prepared folder with `train.jsonl`, `entities.jsonl` and `corpus.jsonl`."""
+    """Prepared folder with :data:`FILES`."""
     tokenizer: Path
     """Folder of the tokenizer."""
     config: Config
@@ -47,7 +50,15 @@ class DemonstrationSource:
 
 
 def draw_set(source: DemonstrationSource) -> SupervisedSet:
-    """`warmstart.demonstrations` demonstrations of ``source``."""
+    """`warmstart.demonstrations` demonstrations of ``source``.
+
+    Raises:
+        DataError: when the prepared folder or the tokenizer is missing.
+    """
+    needed = [source.folder / name for name in FILES] + [source.tokenizer / "tokenizer.json"]
+    missing = [str(path) for path in needed if not path.is_file()]
+    if missing:
+        raise DataError(f"{', '.join(missing)} must exist; run bin/prepare demo --out {source.folder}")
     settings = source.config.warmstart
     count = settings.demonstrations
     processes = settings.processes or os.cpu_count() or 1

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from async_search_rl.config import load_config
+from async_search_rl.errors import DataError
 from async_search_rl.questions import Question, read_questions
 from async_search_rl.tools.demo import read_entities
 from async_search_rl.tools.facts import RELATIONS, Entity, Mentions, two_hop_questions
@@ -141,3 +142,10 @@ def test_a_drawn_set_follows_from_its_seed(worker):
     assert not np.array_equal(first.tokens, other.tokens)
     ids, trained = first[7]
     assert len(ids) == len(trained) == first.lengths[7]
+
+
+def test_a_folder_that_was_not_prepared_is_one_clear_error(tmp_path):
+    from rollouts.demonstration_set import DemonstrationSource, draw_set
+
+    with pytest.raises(DataError, match=r"train.jsonl, .* must exist; run bin/prepare demo --out"):
+        draw_set(DemonstrationSource(tmp_path, tmp_path / "tokenizer", load_config("configs/warmstart.toml")))
