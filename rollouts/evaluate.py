@@ -147,6 +147,7 @@ async def retrieval(config: Config) -> AsyncIterator[Config]:
         process.stop()
         if not await ended([process], config.launch.stop_timeout_s):
             process.kill()
+            await ended([process], config.launch.stop_timeout_s)
 
 
 async def _announced(process: LocalProcess, path: Path, timeout_s: float) -> str:

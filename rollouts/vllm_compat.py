@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from async_search_rl.config.rollout import GeneratorSection
 from async_search_rl.config.schema import Config
 from async_search_rl.errors import ConfigError, EngineError
 
@@ -19,7 +18,7 @@ CPU_BLOCK_MULTIPLE = 32
 _GIB = 1 << 30
 
 
-def prepare_environment(generator: GeneratorSection) -> None:
+def prepare_environment(config: Config) -> None:
     """Set what vLLM reads from the environment; must run before vLLM is imported, and keeps what the user has set."""
     defaults = {
         "VLLM_LOGGING_LEVEL": "ERROR",
@@ -30,10 +29,13 @@ def prepare_environment(generator: GeneratorSection) -> None:
         # Deprecations that vLLM's processes meet in torch, and shared memory that its end leaves to the resource tracker.
         "PYTHONWARNINGS": "ignore::FutureWarning,ignore::DeprecationWarning,ignore:resource_tracker:UserWarning",
     }
+    if config.model.dtype == "float32":
+        # Triton's attention would multiply float32 in TF32.
+        defaults["TRITON_F32_DEFAULT"] = "ieee"
     if not _has_flashinfer():
         defaults["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
-    if generator.threads:
-        defaults |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(generator.threads)}
+    if config.generator.threads:
+        defaults |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(config.generator.threads)}
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
 

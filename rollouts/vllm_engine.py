@@ -58,7 +58,7 @@ class VllmEngine:
         Raises:
             EngineError: in one line, when vLLM cannot be imported or the engine does not start; nothing is left running.
         """
-        vllm_compat.prepare_environment(config.generator)
+        vllm_compat.prepare_environment(config)
         try:
             from vllm.engine.arg_utils import AsyncEngineArgs
             from vllm.v1.engine.async_llm import AsyncLLM

@@ -131,18 +131,41 @@ class Reference:
 
 def run(folders: tuple[Path, Path], config: Config, requests: int = 12) -> Record:
     """Play the scenario with ``requests`` at a time, in a process of its own as a generator is one."""
-    order = json.dumps([[str(folder) for folder in folders], msgspec.to_builtins(config), requests])
-    command = [sys.executable, "-m", "tests.engine_checks", order]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == 0, f"the scenario ended with {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
-    return msgspec.json.decode(done.stdout.splitlines()[-1], type=Record)
+    return msgspec.convert(_in_a_process("update", config, [str(folder) for folder in folders], requests), Record)
+
+
+def sample(config: Config, prompts: list[list[int]]) -> list[Turn]:
+    """One turn after each prompt, in a process of its own."""
+    return msgspec.convert(_in_a_process("sample", config, prompts), list[Turn])
+
+
+def _in_a_process(what: str, config: Config, *arguments: Any) -> Any:
+    order = json.dumps([what, msgspec.to_builtins(config), *arguments])
+    command = [sys.executable, "-m", "tests.engine_checks"]
+    done = subprocess.run(command, input=order, capture_output=True, text=True, timeout=480, check=False)
+    assert done.returncode == 0, f"the engine's process ended with {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def main(order: str) -> None:
-    """Inside that process: print the record as the last line."""
-    folders, config, requests = json.loads(order)
-    record = asyncio.run(_scenario((Path(folders[0]), Path(folders[1])), parse_config(config), requests))
-    print(msgspec.json.encode(record).decode(), flush=True)
+    """Inside that process: print what was sampled as the last line."""
+    what, config, *arguments = json.loads(order)
+    if what == "update":
+        folders, requests = arguments
+        result: Any = asyncio.run(_scenario((Path(folders[0]), Path(folders[1])), parse_config(config), requests))
+    else:
+        result = asyncio.run(_sample(parse_config(config), arguments[0]))
+    print(msgspec.json.encode(result).decode(), flush=True)
+
+
+async def _sample(config: Config, prompts: list[list[int]]) -> list[Turn]:
+    tokenizer = load_tokenizer(config.model.path)
+    actions = make_actions(config.rollout.action_tokens, tokenizer)
+    engine = await VllmEngine.start(config, actions, tokenizer.eos_id, version=OLD, seed=5)
+    try:
+        return await _turns(engine, prompts, config.rollout.max_turn_tokens)
+    finally:
+        await engine.close()
 
 
 async def _scenario(folders: tuple[Path, Path], config: Config, requests: int) -> Record:
@@ -228,4 +251,4 @@ def check_versions_across(record: Record, reference: Reference, *, kv_kept: bool
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.stdin.read())
