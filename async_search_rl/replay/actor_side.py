@@ -69,7 +69,7 @@ class ActorSide:
                     Stopped(reason=f"all {len(self._core.train)} training questions are parked: every attempt failed")
                 )
                 break
-            min_step, ticket = self._core.min_step, state.ledger.next_ticket
+            min_step, ticket = self._core.min_step(), state.ledger.next_ticket
             self._core.commit(Issued(ticket=ticket, attempt=1, actor=actor, question=question, cursor=cursor))
             tickets.append(self._lease(state.ledger.open[ticket], actor, now, min_step))
         return tickets
@@ -148,7 +148,7 @@ class ActorSide:
                 ticket=ticket.ticket, attempt=ticket.attempt + 1, actor=actor, question=ticket.question, round=ticket.round
             )
             self._core.commit(again)
-            tickets.append(self._lease(ticket, actor, now, 0 if evaluations else self._core.min_step))
+            tickets.append(self._lease(ticket, actor, now, 0 if evaluations else self._core.min_step(again=True)))
         return tickets
 
     def _next_question(self) -> tuple[int | None, int | None]:

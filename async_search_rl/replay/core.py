@@ -60,11 +60,11 @@ class Core:
             max_steps=self.config.run.max_steps,
         )
 
-    @property
-    def min_step(self) -> int:
-        """Oldest step the next ticket may start with."""
-        replay = self.config.replay
-        return min_step(self.load, batch_groups=replay.batch_groups, max_staleness=replay.max_staleness)
+    def min_step(self, again: bool = False) -> int:
+        """Oldest step the next ticket may start with, or a ticket that is issued ``again``."""
+        replay, load = self.config.replay, self.load
+        others = msgspec.structs.replace(load, running=load.running - again)
+        return min_step(others, batch_groups=replay.batch_groups, max_staleness=replay.max_staleness)
 
     def too_old(self, oldest_step: int | None) -> bool:
         """Whether a group with such a token is over the bound in every batch that can still be cut."""

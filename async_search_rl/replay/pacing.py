@@ -37,5 +37,10 @@ def room(load: Load, *, batch_groups: int, max_staleness: int, max_inflight: int
 
 
 def min_step(load: Load, *, batch_groups: int, max_staleness: int) -> int:
-    """Oldest step a group issued now may start with: that of the batch it is expected in, minus the bound."""
-    return max(0, load.step + load.ahead // batch_groups - max_staleness)
+    """Oldest step a group issued now may start with: that of the batch it is expected in, minus the bound.
+
+    Never above the step that is reached without any group that still runs, for then all would wait for one another. An attempt
+    that is issued again is not ahead of itself: its ``load`` is that of the others.
+    """
+    expected = load.step + load.ahead // batch_groups - max_staleness
+    return max(0, min(expected, load.step + load.training // batch_groups))

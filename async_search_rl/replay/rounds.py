@@ -34,14 +34,15 @@ class Rounds:
         evaluations = self._core.state.evaluations
         return evaluations.open is not None or evaluations.due
 
-    def open_if_due(self, now: float) -> None:
-        """Open the due round with the newest announced version, unless one is open."""
+    def open_if_due(self, now: float) -> bool:
+        """Open the due round with the newest announced version, unless one is open; whether it was opened."""
         state = self._core.state
         current = state.policy is not None and state.policy.version >> 32 == state.incarnation
         if not state.evaluations.due or state.evaluations.open is not None or state.policy is None or not current:
-            return
+            return False
         self._core.commit(RoundOpened(round=state.evaluations.next_round, version=state.policy.version, asked=self._asked))
         self._opened_at = now
+        return True
 
     def serves(self, version: int | None) -> bool:
         """Whether an actor whose engine runs ``version`` can take tickets of the open round: no engine goes back."""

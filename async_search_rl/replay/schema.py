@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from async_search_rl.config.types import NonNegative, NonNegativeFloat
 from async_search_rl.questions import Question
 
 TicketKind = Literal["train", "evaluation"]
@@ -47,8 +48,8 @@ class Ticket(Message, frozen=True):
 class Running(Message, frozen=True):
     """A group an actor is rolling out. ``oldest_step`` is that of its oldest sampled token, if there is one."""
 
-    ticket: int
-    attempt: int
+    ticket: NonNegative
+    attempt: NonNegative
     oldest_step: int | None = None
 
 
@@ -62,9 +63,9 @@ class LeaseRequest(Message, frozen=True):
 
     actor: str
     running: list[Running]
-    want: int
-    want_evaluations: int
-    wait_s: float
+    want: NonNegative
+    want_evaluations: NonNegative
+    wait_s: NonNegativeFloat
     version: int | None = None
     known_policy: int | None = None
     gauges: dict[str, float] = {}
@@ -91,7 +92,7 @@ class PutRequest(Message, frozen=True):
 
     actor: str
     group: bytes
-    want: int = 0
+    want: NonNegative = 0
 
 
 class PutReply(Message, frozen=True):
@@ -106,8 +107,8 @@ class StartRequest(Message, frozen=True):
     """The learner starts with the weights after ``step`` batches; ``cut`` batches are inside its checkpoint."""
 
     run: str
-    step: int
-    cut: int
+    step: NonNegative
+    cut: NonNegative
     weights_url: str
 
 
@@ -120,10 +121,10 @@ class StartReply(Message, frozen=True):
 class CutRequest(Message, frozen=True):
     """Batch number ``cut`` (from 0) for the step that starts at learner step ``step``; waits at most ``wait_s``."""
 
-    incarnation: int
-    cut: int
-    step: int
-    wait_s: float
+    incarnation: NonNegative
+    cut: NonNegative
+    step: NonNegative
+    wait_s: NonNegativeFloat
 
 
 class EvaluationResult(Message, frozen=True):
@@ -154,27 +155,27 @@ class CutReply(Message, frozen=True):
 class PublishRequest(Message, frozen=True):
     """Version (incarnation, step) is offered; it contains the batches up to ``cut``. ``metrics`` go to the status."""
 
-    incarnation: int
-    step: int
-    cut: int
+    incarnation: NonNegative
+    step: NonNegative
+    cut: NonNegative
     metrics: dict[str, float] = {}
 
 
 class AcknowledgeRequest(Message, frozen=True):
     """The checkpoint of ``step`` holds the batches up to ``cut``; ``oldest_cut`` is that of the oldest checkpoint kept."""
 
-    incarnation: int
-    step: int
-    cut: int
-    oldest_cut: int
+    incarnation: NonNegative
+    step: NonNegative
+    cut: NonNegative
+    oldest_cut: NonNegative
 
 
 class FinishRequest(Message, frozen=True):
     """The learner trained its last batch; answer when the last evaluation is done, or after ``wait_s``."""
 
-    incarnation: int
-    step: int
-    wait_s: float
+    incarnation: NonNegative
+    step: NonNegative
+    wait_s: NonNegativeFloat
 
 
 class FinishReply(Message, frozen=True):

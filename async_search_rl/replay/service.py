@@ -96,6 +96,8 @@ class ReplayService:
     async def tick(self) -> None:
         """What time alone brings about: leases that run out, rounds that are over. Call it about every second."""
         if self._actors.expire(self._clock()):
+            self._ring()
+        if self._rounds.open_if_due(self._clock()):
             self._for_actors.ring()
         await self._conclude_round()
         await self._journal.durable()

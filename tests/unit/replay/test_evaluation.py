@@ -191,6 +191,15 @@ def test_an_open_round_survives_a_crash(bench, make_group):
     assert close_if_over(b).questions == 3
 
 
+def test_a_crash_between_a_round_falling_due_and_opening_loses_neither(bench):
+    b = bench(evaluation=1).running()
+    b.crash(lost=1)
+    assert b.state.evaluations.open is None
+    assert b.rounds.busy
+    assert b.rounds.open_if_due(b.now)
+    assert len(b.lease(want_evaluations=1).tickets) == 1
+
+
 def test_lost_evaluation_leases_are_issued_again(bench):
     b = bench(evaluation=1).running()
     (ticket,) = b.lease(want_evaluations=1, actor="dead").tickets
