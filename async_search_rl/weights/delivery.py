@@ -26,6 +26,8 @@ from async_search_rl.weights.staging import StagedWeights
 
 _log = logging.getLogger(__name__)
 
+JOIN_S = 30.0
+"""Joining takes no longer than a step of the engine; who has not joined by then, or by the deadline, is gone."""
 SILENCE_S = 10.0
 """A member that has joined and does not beat for so long is gone."""
 _POLL_S = 0.005
@@ -76,6 +78,8 @@ class Delivery:
         self._rendezvous = Rendezvous(store, self._offer.epoch, self._offer.version)
         self._beats: dict[int, tuple[Beat, float]] = {}
         self._beats_checked = 0.0
+        self._began = 0.0
+        self._late = False
 
     @property
     def epoch(self) -> int:
@@ -89,8 +93,7 @@ class Delivery:
 
     def run(self) -> Outcome:
         """Carry it out; returns by the deadline, give or take a moment."""
-        began = time.monotonic()
-        self._ends_at = began + self._offer.deadline_s
+        self._began = time.monotonic()
         sending = _Sending(group=self._group)
         try:
             self._carry_out(sending)
@@ -98,22 +101,22 @@ class Delivery:
         except WeightSyncError as error:
             outcome = Outcome(error=str(error), blamed=self._receivers_to_blame())
             self._break_off(sending, outcome)
-        outcome.seconds = time.monotonic() - began
+        outcome.seconds = time.monotonic() - self._began
         return outcome
 
     def _carry_out(self, sending: _Sending) -> None:
         if self._offer.transport == "ipc":
-            self._watch(self._all_confirmed, "confirm")
+            self._watch(self._all_confirmed, "confirm", self._offer.deadline_s)
             return
-        self._watch(self._all_joined, "join")
+        self._watch(self._all_joined, "join", min(self._offer.deadline_s, JOIN_S))
         threading.Thread(target=self._send, args=(sending,), name="weights-send", daemon=True).start()
         self._rendezvous.go()
-        self._watch(sending.done.is_set, "take the buckets", sending.done)
+        self._watch(sending.done.is_set, "take the buckets", self._offer.deadline_s, sending.done)
         if sending.error:
             raise WeightSyncError(sending.error)
 
-    def _watch(self, finished: Callable[[], bool], what: str, done: threading.Event | None = None) -> None:
-        """Poll until ``finished``.
+    def _watch(self, finished: Callable[[], bool], what: str, within_s: float, done: threading.Event | None = None) -> None:
+        """Poll until ``finished``, which must be ``within_s`` seconds from the beginning of the delivery.
 
         Raises:
             WeightSyncError: the deadline passed, a member failed or fell silent, or the delivery is to stop.
@@ -122,8 +125,9 @@ class Delivery:
         while not finished():
             if reason := self._should_stop():
                 raise WeightSyncError(reason)
-            if time.monotonic() > self._ends_at:
-                raise WeightSyncError(f"all members must {what} within {self._offer.deadline_s:g} s")
+            if time.monotonic() > self._began + within_s:
+                self._late = True
+                raise WeightSyncError(f"all members must {what} within {within_s:g} s")
             self._require_no_failure()
             wakes.wait(_POLL_S)
 
@@ -184,7 +188,7 @@ class Delivery:
             sending.done.set()
 
     def _left_s(self) -> float:
-        return max(0.05, self._ends_at - time.monotonic())
+        return max(0.05, self._began + self._offer.deadline_s - time.monotonic())
 
     def _name_of(self, rank: int) -> str:
         for name, (offer, workers) in self._offers.items():
@@ -196,13 +200,13 @@ class Delivery:
         return {rank for rank, (_, at) in self._beats.items() if now - at > SILENCE_S}
 
     def _receivers_to_blame(self) -> tuple[str, ...]:
-        """Receivers with a worker that beats no more or, once the deadline has passed, never joined, or else is furthest behind.
+        """Receivers with a worker that beats no more or, after a missed deadline, never joined, or else is furthest behind.
 
         Whoever reported an error has spoken and is not among them.
         """
         now = time.monotonic()
         ranks = self._stale_ranks(now)
-        if now > self._ends_at:
+        if self._late:
             self._read_beats(now)
             ranks |= set(self._rendezvous.missing(self._offer.world)) or self._last_ranks()
         return tuple(sorted({name for name in map(self._name_of, ranks) if self._result(name) is None}))

@@ -7,6 +7,15 @@ import torch
 from async_search_rl.weights.transport import CPU
 
 
+def resolve_device(device: torch.device | str) -> torch.device:
+    """The device with its index: ``"cuda"`` is the process's current GPU."""
+    place = torch.device(device)
+    index: int | None = place.index
+    if place.type == "cuda" and index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return place
+
+
 def device_name(device: torch.device | str) -> str:
     """``"cpu"``, or the GPU's unique id: equal in every process that uses it, whatever is visible there, and on no other host."""
     place = torch.device(device)

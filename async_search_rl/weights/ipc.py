@@ -25,14 +25,16 @@ def export_handle(flat: torch.Tensor) -> bytes:
 
 
 def open_handle(handle: bytes, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """The flat tensor behind a handle, as seen from ``device`` (this process's name of the same GPU). Copy it, then drop it.
+    """The flat tensor behind a handle. Copy it, then drop it.
+
+    ``device``: this process's name of the same GPU, with its index.
 
     Raises:
         SchemaError: the handle is not one of :func:`export_handle`.
     """
     fields = codec.decode(handle, _MAX_HANDLE_BYTES)
     _require_fields(fields)
-    storage = torch.UntypedStorage._new_shared_cuda(device.index or 0, *fields[1:])
+    storage = torch.UntypedStorage._new_shared_cuda(device.index, *fields[1:])
     size = torch.empty(0, dtype=dtype).element_size()
     return torch.empty(0, dtype=dtype, device=device).set_(storage, 0, (storage.nbytes() // size,), (1,))
 

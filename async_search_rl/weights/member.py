@@ -18,7 +18,7 @@ import torch
 
 from async_search_rl.codec import decode_message
 from async_search_rl.errors import SchemaError, SearchRLError, WeightSyncError
-from async_search_rl.weights.device import use_side_stream
+from async_search_rl.weights.device import resolve_device, use_side_stream
 from async_search_rl.weights.digest import tensor_digest
 from async_search_rl.weights.groups import BroadcastGroup, Transfer, open_group
 from async_search_rl.weights.ipc import open_handle
@@ -59,7 +59,7 @@ class WeightMember:
     """
 
     def __init__(self, device: torch.device | str = "cpu", staging: Literal["device", "host"] = "device") -> None:
-        self._device = torch.device(device)
+        self._device = resolve_device(device)
         self._staging = torch.device("cpu") if staging == "host" else self._device
         self._group: tuple[tuple[str, int, int], BroadcastGroup] | None = None
         self._buckets: tuple[tuple[int, str], ...] = ()
@@ -181,6 +181,9 @@ class WeightMember:
         """The receiving thread. Errors of any kind end as the reception's error, for there is nobody above to raise to."""
         try:
             use_side_stream(self._device)
+            if self._device.type == "cuda":
+                # The staging tensors may lie where kernels that the engine has queued still read: freed blocks, or the last swap.
+                torch.cuda.synchronize(self._device)
             if reception.offer.transport == "ipc":
                 self._copy_shared(reception)
             else:

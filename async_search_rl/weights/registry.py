@@ -176,7 +176,7 @@ class Registry:
     def unconfirmed(self, version: int, now: float) -> list[str] | None:
         """Receivers that are here without ``version`` or a newer one; ``None`` if none is here.
 
-        Here is who polls, who is receiving, and who was heard of in the last ``ABSENT_S`` seconds and has not hung up.
+        Here is who polls, who is receiving, and who was heard of in the last ``ABSENT_S`` seconds and neither hung up nor failed.
         """
         with self._changed:
             here = {name: r for name, r in self._receivers.items() if _is_here(r, now)}
@@ -231,7 +231,7 @@ def _behind(have: int | None, version: int) -> bool:
 def _is_here(receiver: _Receiver, now: float) -> bool:
     if receiver.poll is not None:
         return receiver.poll.connected()
-    return receiver.assigned is not None or now - receiver.seen <= ABSENT_S
+    return receiver.assigned is not None or (now - receiver.seen <= ABSENT_S and receiver.failures < _SUSPECT_FAILURES)
 
 
 def _is_offer(offer: Offer | None, version: int, epoch: int) -> bool:

@@ -45,8 +45,9 @@ def connect_store(host: str, port: int, timeout_s: float) -> TCPStore:
         WeightSyncError: nobody answers there within ``timeout_s``.
     """
     try:
+        socket.create_connection((host, port), timeout_s).close()
         return TCPStore(host, port, is_master=False, timeout=datetime.timedelta(seconds=timeout_s))
-    except RuntimeError as error:
+    except (OSError, RuntimeError) as error:
         raise WeightSyncError(f"the sender's store at {host}:{port} must answer within {timeout_s:.0f} s: {error}") from error
 
 

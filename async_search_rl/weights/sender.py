@@ -8,7 +8,6 @@ publication or for a receiver that is behind, and serves all who wait at once. O
 from __future__ import annotations
 
 import logging
-import secrets
 import threading
 import time
 from typing import Any
@@ -22,21 +21,19 @@ from async_search_rl.errors import ConfigError, WeightSyncError
 from async_search_rl.http import require_safe_bind
 from async_search_rl.version import PolicyVersion
 from async_search_rl.weights.control import ControlServer
-from async_search_rl.weights.delivery import Delivery, Outcome, discard
-from async_search_rl.weights.device import device_name, use_side_stream
-from async_search_rl.weights.groups import BroadcastGroup
-from async_search_rl.weights.ipc import export_handle
+from async_search_rl.weights.delivery import Delivery, Outcome
+from async_search_rl.weights.device import device_name, resolve_device, use_side_stream
+from async_search_rl.weights.epochs import OpenGroups, make_offers
 from async_search_rl.weights.registry import Registry, worker_devices
 from async_search_rl.weights.rendezvous import serve_store
-from async_search_rl.weights.schema import Offer, OfferRequest
+from async_search_rl.weights.schema import OfferRequest
 from async_search_rl.weights.staging import Plan, StagedWeights, StagingPool
 from async_search_rl.weights.transport import CPU, GroupPlan, Member, choose_transport, plan_groups
 
 _log = logging.getLogger(__name__)
 
 _IDLE_S = 1.0
-_EPOCH_BITS = 30
-GroupKey = tuple[str, tuple[tuple[str, int], ...]]
+_DELIVERY_SLACK_S = 30.0
 
 
 class WeightSender:
@@ -45,7 +42,7 @@ class WeightSender:
     def __init__(self, section: WeightsSection, token: str | None, device: torch.device | str = "cpu") -> None:
         self._section = section
         self._token = token
-        self._device = torch.device(device)
+        self._device = resolve_device(device)
         self._device_name = device_name(self._device)
         if section.transport in ("nccl", "ipc") and self._device_name == CPU:
             raise ConfigError(f"weights.transport must be 'auto' or 'gloo' for a learner on the CPU, got {section.transport!r}")
@@ -53,10 +50,9 @@ class WeightSender:
         self._registry = Registry(self._changed)
         self._pool = StagingPool(self._changed, self._device)
         self._control = ControlServer(self._registry, self._admit, self.status, token)
-        self._groups: dict[GroupKey, tuple[int, BroadcastGroup]] = {}
-        self._next_epoch = secrets.randbits(_EPOCH_BITS) << _EPOCH_BITS
+        self._groups = OpenGroups()
         self._stats: dict[str, float] = dict.fromkeys(
-            ("published", "superseded", "broadcasts", "aborted", "members", "epoch", "broadcast_s", "megabytes_per_s"), 0.0
+            ("published", "superseded", "broadcasts", "aborted", "epochs", "members", "broadcast_s", "megabytes_per_s"), 0.0
         )
         self._closing = False
         self._store: TCPStore | None = None
@@ -113,9 +109,9 @@ class WeightSender:
         return True
 
     def stats(self) -> dict[str, float]:
-        """Counters since the start (``published``, ``superseded``, ``broadcasts``, ``aborted``) and gauges of the last broadcast.
+        """Counters since the start (``published``, ``superseded``, ``broadcasts``, ``aborted``, ``epochs``) and gauges.
 
-        Gauges: ``members``, ``epoch``, ``broadcast_s`` (seconds from the offer to the last bucket), ``megabytes_per_s``.
+        Gauges are of the last broadcast: ``members``, ``broadcast_s`` (from the offers to the last bucket), ``megabytes_per_s``.
         """
         with self._changed:
             return {**self._stats, "superseded": float(self._pool.superseded)}
@@ -139,9 +135,7 @@ class WeightSender:
         if self._thread is not None:
             self._thread.join(timeout_s)
         self._control.stop(max(0.1, ends_at - time.monotonic()))
-        for _, group in self._groups.values():
-            discard(group)
-        self._groups.clear()
+        self._groups.close()
         self._pool.clear()
         self._store = None
 
@@ -157,7 +151,7 @@ class WeightSender:
                 members = self._registry.waiting(staged.version, time.monotonic())
                 if members:
                     self._serve(staged, members)
-                self._drop_groups(set(self._registry.forget_silent(time.monotonic())))
+                self._groups.drop(set(self._registry.forget_silent(time.monotonic())))
             except Exception:
                 _log.exception("a weight broadcast failed; the next publication or poll tries again")
                 with self._changed:
@@ -195,104 +189,60 @@ class WeightSender:
 
     def _serve(self, staged: StagedWeights, members: list[Member]) -> None:
         """One delivery for each group of members, side by side; returns when all have ended."""
-        deliveries = []
-        for plan in plan_groups(self._section.transport, self._device_name, members):
-            prepared = self._prepare(staged, plan)
-            if prepared is not None:
-                deliveries.append(prepared)
-        results: list[Outcome | None] = [None] * len(deliveries)
+        plans = plan_groups(self._section.transport, self._device_name, members)
+        deliveries = [self._prepare(staged, plan) for plan in plans]
+        outcomes = [Outcome(error="the delivery did not return") for _ in plans]
 
         def carry_out(index: int) -> None:
-            results[index] = deliveries[index][1].run()
+            outcomes[index] = deliveries[index].run()
 
-        threads = [
-            threading.Thread(target=carry_out, args=(i,), name="weights-delivery", daemon=True) for i in range(1, len(deliveries))
-        ]
+        threads = [threading.Thread(target=carry_out, args=(i,), name="weights-delivery", daemon=True) for i in range(len(plans))]
         for thread in threads:
             thread.start()
-        if deliveries:
-            carry_out(0)
         for thread in threads:
-            thread.join(self._section.deadline_s + 30.0)
-        for (key, delivery), outcome in zip(deliveries, results, strict=True):
-            self._conclude(key, delivery, staged, outcome or Outcome(error="the delivery did not return"))
+            thread.join(self._section.deadline_s + _DELIVERY_SLACK_S)
+        for plan, delivery, outcome in zip(plans, deliveries, outcomes, strict=True):
+            self._conclude(plan, delivery, staged, outcome)
 
-    def _prepare(self, staged: StagedWeights, plan: GroupPlan) -> tuple[GroupKey, Delivery] | None:
+    def _prepare(self, staged: StagedWeights, plan: GroupPlan) -> Delivery:
         """Settle the epoch (a reused group's, or a new one), hand out the offers, and set the delivery up."""
-        key = (plan.transport, tuple((m.name, len(m.devices)) for m in plan.members))
-        epoch, group = self._groups.pop(key, (0, None))
-        if group is not None and any(member.epoch != epoch for member in plan.members):
-            discard(group)
-            group = None
-        if group is None:
-            self._next_epoch += 1
-            epoch = self._next_epoch
-        offers = self._offers(staged, plan, epoch)
+        epoch, group = self._groups.enter(plan)
+        store = self._require_store()
+        offers = make_offers(plan, staged, epoch, (str(urlsplit(self.url).hostname), store.port), self._section.deadline_s)
         left = [name for name, (offer, _) in offers.items() if not self._registry.assign(name, offer)]
         if left:
-            _log.info("receivers left just before their offer, so the group of epoch %d misses them: %s", epoch, ", ".join(left))
-        hurried = all(member.suspect for member in plan.members)
-        names = {member.name for member in plan.members}
+            _log.info("receivers left just before their offer, so the broadcast starts anew without them: %s", ", ".join(left))
 
         def should_stop() -> str:
-            return self._stop_reason(staged, hurried, names)
+            return self._stop_reason(staged, plan)
 
-        delivery = Delivery(staged, offers, group, self._require_store(), self._registry, self._device, should_stop)
-        return key, delivery
+        return Delivery(staged, offers, group, store, self._registry, self._device, should_stop)
 
-    def _offers(self, staged: StagedWeights, plan: GroupPlan, epoch: int) -> dict[str, tuple[Offer, int]]:
-        if plan.transport == "ipc" and not staged.handles:
-            staged.handles = tuple(export_handle(flat) for flat in staged.flats)
-        world = 1 + sum(len(member.devices) for member in plan.members)
-        offers: dict[str, tuple[Offer, int]] = {}
-        rank = 1
-        for member in plan.members:
-            offer = Offer(
-                version=staged.version,
-                epoch=epoch,
-                store_host=str(urlsplit(self.url).hostname),
-                store_port=self._require_store().port,
-                first_rank=rank,
-                world=world,
-                transport=plan.transport,
-                buckets=staged.buckets,
-                deadline_s=self._section.deadline_s,
-                handles=staged.handles if plan.transport == "ipc" else (),
-            )
-            offers[member.name] = (offer, len(member.devices))
-            rank += len(member.devices)
-        return offers
-
-    def _stop_reason(self, staged: StagedWeights, hurried: bool, names: set[str]) -> str:
+    def _stop_reason(self, staged: StagedWeights, plan: GroupPlan) -> str:
         """Why a delivery must be broken off: closing; or only suspects are served while others have something to wait for."""
         if self._closing:
             return "the sender closes"
-        if hurried:
-            others = [m for m in self._registry.waiting(staged.version, time.monotonic()) if m.name not in names and not m.suspect]
-            if others or self._pool.queued is not None:
+        if all(member.suspect for member in plan.members):
+            served = {member.name for member in plan.members}
+            waiting = self._registry.waiting(staged.version, time.monotonic())
+            if self._pool.queued is not None or any(m.name not in served and not m.suspect for m in waiting):
                 return "others wait while only receivers that failed before are served"
         return ""
 
-    def _conclude(self, key: GroupKey, delivery: Delivery, staged: StagedWeights, outcome: Outcome) -> None:
+    def _conclude(self, plan: GroupPlan, delivery: Delivery, staged: StagedWeights, outcome: Outcome) -> None:
         if outcome.error:
             blamed = f"; served alone from now on: {', '.join(outcome.blamed)}" if outcome.blamed else ""
             _log.warning("broadcast of version %s aborted: %s%s", PolicyVersion.unpack(staged.version), outcome.error, blamed)
         elif outcome.group is not None:
-            self._drop_groups({name for name, _ in key[1]})
-            self._groups[key] = (delivery.epoch, outcome.group)
+            self._groups.keep(plan, delivery.epoch, outcome.group)
         with self._changed:
             self._stats["aborted" if outcome.error else "broadcasts"] += 1
-            self._stats["epoch"] = float(self._next_epoch % (1 << _EPOCH_BITS))
+            self._stats["epochs"] = float(self._groups.epochs)
             if not outcome.error:
                 self._stats["members"] = float(delivery.world - 1)
                 self._stats["broadcast_s"] = outcome.seconds
                 self._stats["megabytes_per_s"] = staged.nbytes / 1e6 / max(outcome.seconds, 1e-9)
             self._changed.notify_all()
-
-    def _drop_groups(self, names: set[str]) -> None:
-        """Discard groups that one of ``names`` was in: a receiver has one group open, or is gone."""
-        for key in [key for key in self._groups if any(name in names for name, _ in key[1])]:
-            discard(self._groups.pop(key)[1])
 
     def _require_store(self) -> TCPStore:
         if self._store is None:

@@ -179,3 +179,7 @@ def test_nobody_waits_for_a_receiver_that_hung_up_or_went_silent() -> None:
     registry.leave(poll, 1.0)
     assert registry.unconfirmed(5, 2.0) == ["r"]
     assert registry.unconfirmed(5, 2.0 + ABSENT_S) is None
+    registry.arrive(poll, 3.0)
+    registry.assign("r", offer())
+    registry.withdraw("r", 5, 1, "silent", 3.0)
+    assert registry.unconfirmed(5, 3.0) is None
