@@ -11,7 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from async_search_rl.errors import ConfigError, LogCorruptError, ServiceError
+from async_search_rl.errors import ConfigError, LogCorruptError
+from async_search_rl.http import OverloadedError
 from async_search_rl.replay.log import Log
 from async_search_rl.replay.records import Change, Location, Put, Snapshot, decode_record, encode_record
 from async_search_rl.replay.state import Identity, State
@@ -48,6 +49,11 @@ class Journal:
         """Bytes that wait for the disk."""
         return self._log.queued_bytes
 
+    @property
+    def segments(self) -> list[int]:
+        """Numbers of the log's segments on disk, ascending."""
+        return self._log.segments()
+
     def commit(self, record: Change) -> None:
         """Change the state, and queue the record for the log."""
         if self._log.full:
@@ -64,12 +70,12 @@ class Journal:
         """Wait until everything committed so far is on disk.
 
         Raises:
-            ServiceError: the disk refused; the service must end, for its state is ahead of the log.
+            OverloadedError: the disk refused. The service must end, for its state is ahead of the log; callers try again later.
         """
         wanted = self._appended
         while self._durable < wanted:
             if self._failure is not None:
-                raise ServiceError(f"the trajectory log cannot be written: {self._failure.strerror}") from self._failure
+                raise OverloadedError(f"the trajectory log cannot be written: {self._failure.strerror}") from self._failure
             if self._flushing is None:
                 self._flushing = asyncio.create_task(self._flush())
             await asyncio.shield(self._flushing)
@@ -84,7 +90,7 @@ class Journal:
     def prune(self) -> None:
         """Delete segments that neither a restart nor a later cut will read."""
         needed = min((location.segment for location in self.state.locations()), default=None)
-        segments = self._log.segments()
+        segments = self.segments
         if segments:
             self._log.delete_before(segments[-1] if needed is None else needed)
 

@@ -72,10 +72,12 @@ class Process:
         (folder / "c.toml").write_text("\n".join(lines) + "\n")
         self._child: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> str:
+    def start(self, largest_file_kib: int | None = None) -> str:
+        """Start and wait for the address; no file can grow beyond ``largest_file_kib``, as on a full disk."""
         announced = self.folder / "replay.url"
         before = announced.stat().st_mtime_ns if announced.exists() else 0
-        self._child = subprocess.Popen(self._argv)
+        limited = ["bash", "-c", f'ulimit -f {largest_file_kib}; exec "$@"', "bash"] if largest_file_kib else []
+        self._child = subprocess.Popen([*limited, *self._argv])
         deadline = time.monotonic() + START_S
         while not announced.exists() or announced.stat().st_mtime_ns == before:
             assert self._child.poll() is None, "the service ended before it was ready"
@@ -91,6 +93,11 @@ class Process:
         assert self._child is not None
         os.kill(self._child.pid, signal.SIGKILL)
         self._child.wait()
+
+    def wait(self) -> int:
+        """The exit code, once it ends by itself."""
+        assert self._child is not None
+        return self._child.wait(START_S)
 
     def stop(self) -> int:
         assert self._child is not None

@@ -107,3 +107,43 @@ def test_leases_survive_a_restart_and_are_renewed(replay, encoded_group):
             assert (await client.put(put)).result == "accepted"
 
     asyncio.run(go())
+
+
+def test_a_full_disk_ends_the_service_and_loses_nothing(replay, encoded_group, capfd):
+    process = replay(replay={"max_staleness": 9})
+    url = process.start(largest_file_kib=16)
+
+    async def go():
+        async with ReplayClient(url) as client:
+            await client.start(StartRequest(run="r", step=0, cut=0, weights_url="w"))
+            await client.publish(PublishRequest(incarnation=1, step=0, cut=0))
+            fields = {"actor": "a", "running": [], "want": 40, "want_evaluations": 0, "wait_s": 1.0}
+            tickets = (await client.lease(LeaseRequest(**fields))).tickets
+            puts = [PutRequest(actor="a", group=encoded_group(ticket)) for ticket in tickets]
+            waiting = [asyncio.create_task(client.put(put)) for put in puts]
+            assert await asyncio.to_thread(process.wait) == 1
+            assert not all(task.done() for task in waiting)
+            await asyncio.to_thread(process.start)
+            async with asyncio.timeout(30):
+                results = [reply.result for reply in await asyncio.gather(*waiting)]
+            assert results == ["accepted"] * len(puts)
+            assert (await client.status()).buffered == len(puts)
+
+    asyncio.run(go())
+    assert "the trajectory log cannot be written: File too large" in capfd.readouterr().err
+
+
+def test_a_polite_stop_does_not_wait_for_long_polls(replay):
+    process = replay(replay={"poll_s": 60.0, "lease_s": 300.0})
+    url = process.start()
+
+    async def go():
+        async with ReplayClient(url, retry_s=1.0) as client:
+            poll = asyncio.create_task(client.lease(LeaseRequest(actor="a", running=[], want=1, want_evaluations=0, wait_s=60.0)))
+            async with asyncio.timeout(20):
+                while not (await client.status()).actors:
+                    pass
+                assert await asyncio.to_thread(process.stop) == 0
+                assert (await poll).tickets == []
+
+    asyncio.run(go())

@@ -70,6 +70,11 @@ class Bench:
         self.now = 0.0
         self._begin(State(identity=identity_of(self.config, self.train, self.evaluation)))
 
+    def use(self, journal):
+        """Go on with the state and the log of ``journal``."""
+        self.journal, self._commit = journal, journal.commit
+        self._begin(journal.state)
+
     def _begin(self, state):
         self.state = state
         self.core = Core(config=self.config, train=self.train, evaluation=self.evaluation, state=state, commit=self._commit)

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from async_search_rl.errors import ConfigError, LogCorruptError, ServiceError
+from async_search_rl.codec import encode_group
+from async_search_rl.errors import ConfigError, LogCorruptError
+from async_search_rl.http import OverloadedError
 from async_search_rl.replay.journal import Journal
 from async_search_rl.replay.log import FRAME_BYTES, Log
 from async_search_rl.replay.records import Acknowledged, Issued, Published, Started
@@ -146,6 +148,31 @@ def test_a_journal_recovers_from_the_snapshot_of_its_last_segment(tmp_path):
     assert Journal.open(tmp_path, 300, IDENTITY).state == journal.state
 
 
+def test_segments_are_kept_for_groups_that_may_still_be_cut(tmp_path, bench, make_group):
+    b = bench(replay={"max_staleness": 9, "max_inflight": 99})
+    b.use(Journal.open(tmp_path, 2000, b.state.identity))
+    b.running()
+    groups = {}
+    for ticket in b.tickets(20):
+        groups[ticket.ticket] = make_group(ticket, (1.0, 0.0))
+        b.put(groups[ticket.ticket])
+    for cut in range(5):
+        b.cut(cut)
+        b.publish(cut + 1)
+    b.journal.flush()
+    everything = b.journal.segments
+    b.acknowledge(5, oldest_cut=3)
+    b.journal.prune()
+    assert 1 < len(b.journal.segments) < len(everything)
+    b.journal.close()
+    b.use(Journal.open(tmp_path, 2000, b.state.identity))
+    b.start(step=3, cut=3)
+    for cut, batch in ((cut, b.cut(cut)) for cut in range(3, 10)):
+        for entry in batch.entries:
+            assert b.journal.read_group(entry.location) == encode_group(groups[entry.ticket]), cut
+    b.journal.close()
+
+
 @pytest.mark.parametrize(
     ("changed", "key"),
     [({"run": "x"}, "run.name"), ({"seed": 1}, "run.seed"), ({"shuffle": False}, "data.shuffle"), ({"train": "x"}, "data.train")],
@@ -190,7 +217,7 @@ def test_a_disk_that_refuses_fails_every_waiter_from_then_on(tmp_path, monkeypat
         journal.commit(Acknowledged(oldest_cut=1))
         monkeypatch.setattr(os, "fdatasync", refuse)
         for _ in range(2):
-            with pytest.raises(ServiceError, match="No space left"):
+            with pytest.raises(OverloadedError, match="No space left"):
                 await journal.durable()
             journal.commit(Acknowledged(oldest_cut=2))
         journal.close()
