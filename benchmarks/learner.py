@@ -3,11 +3,11 @@
     python benchmarks/learner.py --shape demo --json OUT                       (CPU, float32)
     python benchmarks/learner.py --shape 135m 1.5b --tokens 65536 --json OUT   (one GPU, bfloat16)
 
-All loops of one shape train on the same micro-batches with the same attention, loss, precision of master weights, AdamW and clipping,
-one step each in turn; figures are medians over the steps after the first two. ``zero3`` is the engine as the learner sets it up,
-``zero3_stock`` the same without whole-block gathering and with DeepSpeed's default persistence, ``*_compiled`` with compiled blocks.
-``ratio`` is tokens/s over ``plain`` (``*_compiled`` over ``plain_compiled``). ``unpartitioned`` counts the parameters that ZeRO-3
-keeps whole.
+All loops of one shape train on the same micro-batches with the same attention, loss, precision of master weights, AdamW and
+clipping, one step each in turn; figures are medians over the steps after the first two. ``zero3`` is the engine as the learner sets
+it up, ``zero3_stock`` the same without whole-block gathering and with DeepSpeed's default persistence, ``*_compiled`` has compiled
+blocks. ``ratio`` is tokens/s over ``plain`` (``*_compiled`` over ``plain_compiled``). ``unpartitioned`` counts the parameters that
+ZeRO-3 keeps whole.
 """
 
 from __future__ import annotations

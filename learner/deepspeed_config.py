@@ -24,6 +24,8 @@ def import_deepspeed() -> Any:
     """
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
+        # Without it DeepSpeed runs a program to count NUMA nodes at every reduction of gradients.
+        os.environ.setdefault("LOCAL_SIZE", os.environ.get("LOCAL_WORLD_SIZE", "1"))
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     # DeepSpeed calls collectives by names that torch has renamed; the calls are right.
     warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
