@@ -13,7 +13,6 @@ import io
 import math
 import random
 import time
-from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -24,28 +23,15 @@ from async_search_rl.config import Config
 from async_search_rl.config.retrieval import RetrievalSection
 from async_search_rl.errors import ConfigError, SearchFailedError
 from async_search_rl.http import OverloadedError, client_session, read_token, reply_error
+from search.folding import FoldingQueue, Question
 from search.replica import Replica
 from search.schema import TIMEOUT_HEADER, Passage, decode_reply, encode_request
 
-_MAX_FOLDED = 256
-_MAX_FOLDED_CHARS = 500_000
 _FIRST_WAIT_S = 0.25
 _MAX_WAIT_S = 8.0
 _MIN_HEDGE_S = 0.02
 _RETRIED_STATUSES = (502, 503, 504)
 Failure = (aiohttp.ClientError, OSError, TimeoutError)
-
-
-class _Question:
-    """One coroutine's query and whom to wake."""
-
-    __slots__ = ("deadline_s", "done", "query", "topk")
-
-    def __init__(self, query: str, topk: int, deadline_s: float, done: asyncio.Future[list[Passage]]) -> None:
-        self.query = query
-        self.topk = topk
-        self.deadline_s = deadline_s
-        self.done = done
 
 
 class SearchClient:
@@ -84,7 +70,7 @@ class SearchClient:
         self._token = token
         self._connections = connections
         self._hedge = hedge
-        self._pending: deque[_Question] = deque()
+        self._pending = FoldingQueue()
         self._requests: set[asyncio.Task[None]] = set()
         self._scheduled = False
         self._session: aiohttp.ClientSession | None = None
@@ -124,8 +110,7 @@ class SearchClient:
         for request in self._requests:
             request.cancel()
         await asyncio.gather(*self._requests, return_exceptions=True)
-        while self._pending:
-            _fail(self._pending.popleft(), SearchFailedError("the search client was closed"))
+        self._pending.fail_all(SearchFailedError("the search client was closed"))
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -140,7 +125,7 @@ class SearchClient:
             raise SearchFailedError("the search client must be used inside `async with`")
         now_s = time.monotonic()
         done: asyncio.Future[list[Passage]] = asyncio.get_running_loop().create_future()
-        self._pending.append(_Question(query, topk or self.topk, now_s + self._timeout_s, done))
+        self._pending.add(Question(query, topk or self.topk, now_s + self._timeout_s, done))
         self._schedule()
         return await done  # Ends by the deadline: that of its request, or of the requests it waits behind.
 
@@ -153,7 +138,7 @@ class SearchClient:
     def _send(self) -> None:
         self._scheduled = False
         while self._pending and len(self._requests) < self._connections * len(self.replicas):
-            folded = self._fold()
+            folded = self._pending.fold(time.monotonic())
             if folded:
                 request = asyncio.create_task(self._answer(folded), name="search-request")
                 self._requests.add(request)
@@ -164,33 +149,18 @@ class SearchClient:
         if self._pending:
             self._schedule()
 
-    def _fold(self) -> list[_Question]:
-        """The oldest waiting questions of one top-k; those whose caller has gone are left out."""
-        topk, now_s = self._pending[0].topk, time.monotonic()
-        folded: list[_Question] = []
-        characters = 0
-        while self._pending and self._pending[0].topk == topk and len(folded) < _MAX_FOLDED and characters < _MAX_FOLDED_CHARS:
-            question = self._pending.popleft()
-            characters += len(question.query)
-            if question.deadline_s <= now_s:
-                _fail(question, self._too_late())
-            elif not question.done.done():
-                folded.append(question)
-        return folded
-
-    async def _answer(self, questions: list[_Question]) -> None:
+    async def _answer(self, questions: list[Question]) -> None:
         deadline_s = max(question.deadline_s for question in questions)
         try:
             answers = await self._ask([question.query for question in questions], questions[0].topk, deadline_s)
         except (Exception, asyncio.CancelledError) as error:
             for question in questions:
-                _fail(question, error)
+                question.fail(error)
             if isinstance(error, asyncio.CancelledError):
                 raise
             return
         for question, passages in zip(questions, answers, strict=True):
-            if not question.done.done():
-                question.done.set_result(passages)
+            question.answer(passages)
 
     async def _ask(self, queries: list[str], topk: int, deadline_s: float) -> list[list[Passage]]:
         """Attempts until one succeeds, retries or time run out, or the server says that the request itself is wrong."""
@@ -294,13 +264,6 @@ class SearchClient:
 
     def _names(self) -> str:
         return ", ".join(replica.url for replica in self.replicas)
-
-
-def _fail(question: _Question, error: BaseException) -> None:
-    if not question.done.done():
-        reason = "the search client was closed" if isinstance(error, asyncio.CancelledError) else f"{type(error).__name__}: {error}"
-        failure = error if isinstance(error, SearchFailedError) else SearchFailedError(reason)
-        question.done.set_exception(failure)
 
 
 def _announced(path: Path) -> str:
