@@ -38,11 +38,13 @@ class Retriever:
         self._generation = 0
         self._requests = self._queries = self._failed = 0
         self._latencies_s: deque[float] = deque(maxlen=_LATENCIES)
+        self.opened = False
         self.ready = False
 
     async def start(self, probe: str = "capital city") -> None:
         """Open the index and answer one real query; ``ready`` afterwards. Errors of either are raised."""
         await self._worker.start()
+        self.opened = True
         [answer] = await self._worker.search([probe], self._config.topk)
         if isinstance(answer, Exception):
             raise answer

@@ -8,10 +8,13 @@ SIGTERM and Ctrl-C stop it; SIGHUP opens the index again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
+import os
 import signal
 import socket
+import sys
 import urllib.parse
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +23,6 @@ import msgspec
 from aiohttp import web
 
 from async_search_rl.config import Config
-from async_search_rl.config.retrieval import RetrievalSection
 from async_search_rl.errors import SchemaError, ServiceError
 from async_search_rl.http import OverloadedError, announce, listening, make_app, read_token, stop_signal
 from async_search_rl.metrics import prometheus_text
@@ -29,7 +31,6 @@ from search.engine import Hits, Retriever
 from search.index import Hit
 from search.requests import RequestLimits, RetrieveRequest, parse_request
 from search.schema import TIMEOUT_HEADER
-from search.worker import OpenIndex
 
 _log = logging.getLogger(__name__)
 
@@ -40,7 +41,11 @@ def serve(config: Config) -> None:
     Raises:
         ConfigError, DataError: the port is busy, the corpus or index is missing or not what it must be.
     """
-    asyncio.run(_serve(config))
+    opened = asyncio.run(_serve(config))
+    if not opened:
+        # The thread that opens or builds the index cannot be interrupted, and the interpreter would wait for it. A build resumes.
+        sys.stdout.flush()
+        os._exit(0)
 
 
 def url_file(config: Config) -> Path:
@@ -99,13 +104,16 @@ def _bare_hit(hit: Hit) -> bytes:
     return hit[0]
 
 
-async def _serve(config: Config, open_index: OpenIndex | None = None) -> None:
+async def _serve(config: Config) -> bool:
+    """Serve until told to stop; whether the index was open by then."""
     settings = config.retrieval
     token = read_token(config.security)
-    retriever = Retriever(settings, open_index or functools.partial(open_backend, settings))
+    retriever = Retriever(settings, functools.partial(open_backend, settings))
     stop = stop_signal()
     app = build_app(config, retriever, token)
-    async with listening(app, settings.host, _port(settings, url_file(config)), token) as url:
+    announced = url_file(config)
+    last_port = _withdraw(announced, settings.host)
+    async with listening(app, settings.host, settings.port or last_port, token) as url:
         starting = asyncio.create_task(retriever.start())
         stopping = asyncio.create_task(stop.wait())
         try:
@@ -113,7 +121,7 @@ async def _serve(config: Config, open_index: OpenIndex | None = None) -> None:
             if not stop.is_set():
                 starting.result()
                 _reload_on_hangup(retriever)
-                announce(url_file(config), url)
+                announce(announced, url)
                 print(f"search: {retriever.info().get('backend')} ready at {url}", flush=True)
                 await stopping
         finally:
@@ -121,24 +129,28 @@ async def _serve(config: Config, open_index: OpenIndex | None = None) -> None:
             starting.cancel()
             await asyncio.gather(starting, stopping, return_exceptions=True)
             await retriever.stop()
+    return retriever.opened
 
 
-def _port(settings: RetrievalSection, announced: Path) -> int:
-    """The configured port; with 0, the one this run announced last if it is free, so that clients find a restarted service."""
-    if settings.port:
-        return settings.port
+def _withdraw(announced: Path, host: str) -> int:
+    """Put the last announcement aside: until the next one, nobody shall think that the service is ready.
+
+    Its port if that is free, else 0; a service that takes it again is found by the clients of the one before.
+    """
+    aside = announced.with_name(f".{announced.name}.last")
+    with contextlib.suppress(FileNotFoundError):
+        announced.replace(aside)
     try:
-        port = urllib.parse.urlsplit(announced.read_text(encoding="ascii").strip()).port
+        port = urllib.parse.urlsplit(aside.read_text(encoding="ascii").strip()).port or 0
     except (OSError, ValueError):
         return 0
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    with socket.socket(family) as probe:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((settings.host, port or 0))
+            probe.bind((host, port))
         except OSError:
             return 0
-    return port or 0
+    return port
 
 
 def _reload_on_hangup(retriever: Retriever) -> None:

@@ -81,6 +81,22 @@ def test_ready_then_stopped_politely(config: Path, number: signal.Signals) -> No
         assert out == f"search: tantivy ready at {url}\n"
 
 
+def test_stopped_while_it_builds(config: Path) -> None:
+    """A build that takes many seconds is given up at once, and goes on at the next start."""
+    write_corpus(config.parent / "corpus.jsonl", documents(120_000))
+    process = start(config, "--set", "retrieval.backend=bm25", "--set", "retrieval.bm25_kernel=numpy")
+    parts = config.parent / "corpus.jsonl.index" / "bm25" / "parts"
+    deadline = time.monotonic() + DEADLINE_S
+    while not list(parts.glob("*.npz")):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.terminate()
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (0, "", "")
+    assert not (parts.parent / "manifest.json").exists()
+
+
 def test_killed_and_started_again_the_client_goes_on(config: Path) -> None:
     async def keep_searching(client: SearchClient, stop: asyncio.Event) -> int:
         answered = 0
@@ -104,7 +120,7 @@ def test_killed_and_started_again_the_client_goes_on(config: Path) -> None:
                     await client.search("after")
                     stop.set()
                     assert await searching > 0
-                    assert file.read_text(encoding="ascii").strip() == url
+                    assert await asyncio.to_thread(_announced, again, file) == url
                 finally:
                     again.terminate()
                     await asyncio.to_thread(again.communicate, timeout=30)
