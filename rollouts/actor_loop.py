@@ -28,6 +28,10 @@ from rollouts.gauges import Gauges
 from rollouts.group_run import GroupRun
 from rollouts.prompts import Prompts
 from rollouts.roster import Roster, missed
+from rollouts.stall_watch import StallWatch
+
+_LAST_PUTS_S = 5.0
+_WATCH_S = 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -74,6 +78,7 @@ class ActorLoop:
         self._freed: dict[TicketKind, asyncio.Event] = {"train": asyncio.Event(), "evaluation": asyncio.Event()}
         self._evaluating: set[asyncio.Task[None]] = set()
         self._evaluation_over = asyncio.Event()
+        self._puts: set[asyncio.Future[PutReply]] = set()
 
     async def run(self) -> str:
         """Work until the replay service says stop; its reason.
@@ -87,11 +92,14 @@ class ActorLoop:
                 self._tasks.create_task(self._ask("train"))
                 self._tasks.create_task(self._ask("evaluation"))
                 self._tasks.create_task(self._follow_weights())
+                self._tasks.create_task(self._watch_engine())
         except ExceptionGroup as ended:
             first = ended.exceptions[0]
             if isinstance(first, _Stopped):
                 return str(first)
             raise first from None
+        finally:
+            await self._let_puts_end()
         return "nothing is left to do"
 
     async def _ask(self, kind: TicketKind) -> None:
@@ -127,6 +135,15 @@ class ActorLoop:
                 await self._let_evaluations_end()
                 await self._engine.commit(offer.version)
                 self._begin([])
+
+    async def _watch_engine(self) -> None:
+        """End the actor when the engine stands still, so that its tickets go elsewhere."""
+        watch, limit_s = StallWatch(time.monotonic()), self._config.generator.stall_timeout_s
+        while (stalled_s := watch.stalled_s(self._engine.stats(), time.monotonic())) < limit_s:
+            await asyncio.sleep(min(_WATCH_S, limit_s / 4))
+        raise EngineError(
+            f"the engine must move within {limit_s:g} s (generator.stall_timeout_s), it has stood still for {stalled_s:.0f} s"
+        )
 
     async def _poll(self, kind: TicketKind, want: int) -> LeaseReply | None:
         """One lease request; ``None`` if it asked for nothing and was given up because there is room now.
@@ -197,7 +214,10 @@ class ActorLoop:
         """Put the group; new tickets may come with the answer."""
         want = min(1, self._roster.room(kind))
         with self._roster.asking(kind, want):
-            reply = await self._replay.put(PutRequest(actor=self._name, group=encode_group(group), want=want))
+            put = asyncio.ensure_future(self._replay.put(PutRequest(actor=self._name, group=encode_group(group), want=want)))
+            self._puts.add(put)
+            put.add_done_callback(self._puts.discard)
+            reply = await asyncio.shield(put)
         self._gauges.finished(group)
         if reply.result in ("failed", "unknown"):
             _log.info("group %d was not taken: %s", group.ticket, reply.reason)
@@ -215,6 +235,13 @@ class ActorLoop:
                     await self._evaluation_over.wait()
         if self._evaluating:
             _log.warning("evaluations still ran after %g s (rollout.evaluation_hold_s); new weights come in regardless", hold_s)
+
+    async def _let_puts_end(self) -> None:
+        """Finished groups that are on their way when the actor ends still arrive."""
+        if self._puts:
+            await asyncio.wait(self._puts, timeout=_LAST_PUTS_S)
+        for put in self._puts:
+            put.cancel()
 
     def _evaluation_ended(self, task: asyncio.Task[None]) -> None:
         self._evaluating.discard(task)

@@ -116,7 +116,7 @@ def table(reports: Sequence[dict[str, Any]]) -> str:
     names = ("questions", "valid", "exact_match", "f1", "searches", "answered", "length")
     lines = [" ".join([f"{'model':<40}", f"{'questions of':<14}", *(f"{name:>11}" for name in names)])]
     for entry in reports:
-        subsets = [("all", entry["all"]), *entry["by_source"].items(), *((f"{h} hops", m) for h, m in entry["by_hops"].items())]
+        subsets = [("all", entry["all"]), *entry["by_source"].items(), *((f"hops = {h}", m) for h, m in entry["by_hops"].items())]
         for subset, values in subsets:
             cells = (f"{values[name]:>11.3f}" if name in values else f"{'-':>11}" for name in names)
             lines.append(" ".join([f"{entry['model'][-40:]:<40}", f"{subset:<14}", *cells]))

@@ -7,6 +7,7 @@ Used by the engine wrapper in its own process (arguments, outputs, samples) and 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -38,6 +39,7 @@ def prepare_environment(config: Config) -> None:
         defaults |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(config.generator.threads)}
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
+    logging.getLogger("vllm").setLevel(logging.ERROR)
 
 
 def device_type() -> str:

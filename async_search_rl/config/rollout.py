@@ -78,6 +78,8 @@ class GeneratorSection(Section, frozen=True):
     """CPU threads an engine; 0: the engine decides."""
     start_timeout_s: PositiveFloat = 300.0
     """Seconds an engine may take to start."""
+    stall_timeout_s: PositiveFloat = 300.0
+    """Seconds that an engine with requests may go without a token before it counts as dead."""
     start_stagger_s: NonNegativeFloat = 6.0
     """Seconds between the starts of two engines on one device."""
     devices: list[int] = msgspec.field(default_factory=list)

@@ -42,6 +42,8 @@ class Replay:
         self.put_tickets = []
         self.requests, self.groups = [], []
         self.arrived = asyncio.Event()
+        self.putting, self.open = asyncio.Event(), asyncio.Event()
+        self.open.set()
 
     async def lease(self, request):
         self.requests.append(request)
@@ -50,6 +52,8 @@ class Replay:
         return await self.replies.get()
 
     async def put(self, request):
+        self.putting.set()
+        await self.open.wait()
         self.groups.append(decode_group(request.group))
         self.arrived.set()
         given, self.put_tickets = self.put_tickets[: request.want], self.put_tickets[request.want :]
@@ -117,7 +121,7 @@ class Engine:
 class World:
     """An actor loop among fakes; must be made inside an event loop."""
 
-    def __init__(self, tokenizer, step=0, groups=2, hold_s=5.0):
+    def __init__(self, tokenizer, step=0, groups=2, hold_s=5.0, stall_s=60.0):
         config = parse_config(
             {
                 "rollout": {
@@ -127,6 +131,7 @@ class World:
                     "space_after_tag": True,
                 },
                 "data": {"prompt": "raw", "template": "{question}"},
+                "generator": {"stall_timeout_s": stall_s},
             }
         )
         self.engine, self.replay, self.receiver = Engine(tokenizer.encode("<answer> Paris</answer>"), step), Replay(), Receiver()
@@ -339,5 +344,32 @@ def test_a_dead_engine_hands_its_faults_over_and_ends_the_actor(tokenizer):
         with pytest.raises(EngineError, match="out of memory"):
             await world.loop.run()
         assert world.replay.groups[0].trajectories[0].fault == "the engine is dead: out of memory"
+
+    play(scenario)
+
+
+def test_a_finished_group_still_arrives_when_the_actor_is_asked_to_end(tokenizer):
+    async def scenario():
+        world = World(tokenizer)
+        world.replay.open.clear()
+        world.tell(tickets=[train(1)])
+        running = asyncio.create_task(world.loop.run())
+        await world.replay.putting.wait()
+        running.cancel()
+        asyncio.get_running_loop().call_soon(world.replay.open.set)
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert [g.ticket for g in world.replay.groups] == [1]
+
+    play(scenario)
+
+
+def test_an_engine_that_stands_still_ends_the_actor(tokenizer):
+    async def scenario():
+        world = World(tokenizer, stall_s=0.05)
+        world.engine.gate.clear()
+        world.tell(tickets=[train(1)])
+        with pytest.raises(EngineError, match=r"must move within 0\.05 s"):
+            await world.loop.run()
 
     play(scenario)

@@ -7,6 +7,7 @@ from rollouts import devices
 from rollouts.busy_clock import BusyClock
 from rollouts.engine import EngineStats
 from rollouts.gauges import Gauges
+from rollouts.stall_watch import StallWatch
 
 
 def stats(tokens):
@@ -30,6 +31,16 @@ def test_busy_and_idle_seconds():
     clock.change(-1, 4.0)
     clock.change(-1, 7.0)
     assert clock.read(10.0) == (5.0, 5.0)
+
+
+def test_an_engine_stalls_only_while_it_has_requests():
+    def at(now, running, tokens, updates=0):
+        return watch.stalled_s(EngineStats(running, tokens, updates, 0, 0.0, 0.0, 0.0, 0.0), now)
+
+    watch = StallWatch(0.0)
+    assert [at(1, 0, 0), at(50, 0, 0)] == [0, 0]
+    assert [at(51, 3, 0), at(60, 3, 0), at(61, 3, 7)] == [1, 10, 0]
+    assert [at(70, 3, 7), at(71, 3, 7, updates=1), at(75, 3, 7, updates=1)] == [9, 0, 4]
 
 
 def test_engines_take_devices_in_turn():
