@@ -139,11 +139,10 @@ class ActorLoop:
     async def _watch_engine(self) -> None:
         """End the actor when the engine stands still, so that its tickets go elsewhere."""
         watch, limit_s = StallWatch(time.monotonic()), self._config.generator.stall_timeout_s
-        while (stalled_s := watch.stalled_s(self._engine.stats(), time.monotonic())) < limit_s:
+        while True:
+            if watch.stalled_s(self._engine.stats(), time.monotonic()) > limit_s:
+                raise EngineError(f"the engine must move within {limit_s:g} s (generator.stall_timeout_s), it stands still")
             await asyncio.sleep(min(_WATCH_S, limit_s / 4))
-        raise EngineError(
-            f"the engine must move within {limit_s:g} s (generator.stall_timeout_s), it has stood still for {stalled_s:.0f} s"
-        )
 
     async def _poll(self, kind: TicketKind, want: int) -> LeaseReply | None:
         """One lease request; ``None`` if it asked for nothing and was given up because there is room now.

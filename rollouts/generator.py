@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from async_search_rl.config.schema import Config
-from async_search_rl.errors import ConfigError, DataError
+from async_search_rl.errors import ConfigError
 from async_search_rl.http import read_token, stop_signal
 from async_search_rl.replay.client import ReplayClient
 from async_search_rl.weights.receiver import WeightReceiver
@@ -24,7 +24,7 @@ from rollouts.gauges import Gauges
 from rollouts.observation import Observations
 from rollouts.prompts import Prompts
 from rollouts.protocol import ActionFormat, make_actions
-from rollouts.tokenizer import Tokenizer, load_tokenizer
+from rollouts.tokenizer import Tokenizer, load_tokenizer, require_model_folder
 from search.client import SearchClient
 from search.schema import Passage
 
@@ -67,13 +67,13 @@ async def generate(config: Config, name: str, index: int, ready: Callable[[], No
 
 
 def check_actor(config: Config) -> None:
-    """Refuse what would fail in every generator, before one is started.
+    """Refuse what would fail in every generator before one is started; quick, loads nothing.
 
     Raises:
         ConfigError, DataError: naming the key or the file.
     """
     replay_url(config)
-    make_actions(config.rollout.action_tokens, check_model(config))
+    require_model_folder(config.model.path)
 
 
 def check_model(config: Config) -> Tokenizer:
@@ -82,11 +82,8 @@ def check_model(config: Config) -> Tokenizer:
     Raises:
         DataError: naming what is missing.
     """
-    folder = Path(config.model.path)
-    for pattern in ("config.json", "*.safetensors"):
-        if folder.is_dir() and not any(folder.glob(pattern)):
-            raise DataError(f"model.path must be a model folder with {pattern}, got {config.model.path!r} without one")
-    return load_tokenizer(folder)
+    require_model_folder(config.model.path)
+    return load_tokenizer(config.model.path)
 
 
 def make_agent(config: Config, engine: Engine, search: Search, actions: ActionFormat, tokenizer: Tokenizer) -> Agent:

@@ -24,6 +24,7 @@ from async_search_rl.http import stop_signal
 from async_search_rl.launch.process import LocalProcess, Piece, meaningful_line, tail
 from async_search_rl.launch.supervise import RestartBudget
 from rollouts import devices
+from rollouts.generator import check_actor
 
 _POLL_S = 0.1
 _KILL_WAIT_S = 20.0
@@ -56,9 +57,11 @@ async def supervise(config: Config, command: Command) -> None:
     """Start all generators, restart those that die, until every one has ended by itself or a signal asks for the end.
 
     Raises:
+        ConfigError, DataError: what would fail in every generator, before one is started.
         EngineError: a generator could not start, or died too often; all others were stopped.
         DeadlineError: a generator was not ready in time; all others were stopped.
     """
+    check_actor(config)
     stop = stop_signal()
     with tempfile.TemporaryDirectory(prefix="actor-") as folder:
         generators = _plan(config, command, Path(folder))

@@ -85,10 +85,7 @@ def load_tokenizer(folder: str | Path) -> TransformersTokenizer:
         DataError: the folder is missing, holds no tokenizer, or one that cannot be read.
     """
     path = Path(folder)
-    if not path.is_dir():
-        raise DataError(f"model.path must be a model folder, got {str(folder)!r}")
-    if not any((path / name).is_file() for name in _FILES):
-        raise DataError(f"model.path must hold a tokenizer ({', '.join(_FILES[:3])}, ...), got {str(folder)!r} without one")
+    _require_tokenizer_files(path)
     from transformers import AutoTokenizer
 
     try:
@@ -98,11 +95,31 @@ def load_tokenizer(folder: str | Path) -> TransformersTokenizer:
     return TransformersTokenizer(inner, str(path))
 
 
+def require_model_folder(folder: str | Path) -> None:
+    """Refuse what is no model folder; looks at file names only.
+
+    Raises:
+        DataError: naming what is missing.
+    """
+    path = Path(folder)
+    _require_tokenizer_files(path)
+    for pattern in ("config.json", "*.safetensors"):
+        if not any(path.glob(pattern)):
+            raise DataError(f"model.path must be a model folder with {pattern}, got {str(folder)!r} without one")
+
+
 def escape(text: str, special_tokens: Sequence[str] = ()) -> str:
     """``text`` with every protocol tag and control token broken by escaping its first character, as HTML would."""
     names = sorted({*TAGS, *(token for token in special_tokens if token.strip())}, key=len, reverse=True)
     pattern = "|".join(re.escape(name) for name in names)
     return re.sub(pattern, lambda match: _escaped(match.group()), text)
+
+
+def _require_tokenizer_files(path: Path) -> None:
+    if not path.is_dir():
+        raise DataError(f"model.path must be a model folder, got {str(path)!r}")
+    if not any((path / name).is_file() for name in _FILES):
+        raise DataError(f"model.path must hold a tokenizer ({', '.join(_FILES[:3])}, ...), got {str(path)!r} without one")
 
 
 def _escaped(token: str) -> str:

@@ -2,13 +2,15 @@ import asyncio
 import os
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from async_search_rl.config import parse_config
-from async_search_rl.errors import DeadlineError, EngineError
+from async_search_rl.errors import ConfigError, DataError, DeadlineError, EngineError
 from rollouts.supervisor import supervise
 
+MODEL = Path(__file__).resolve().parents[3] / "assets" / "tiny_policy"
 READY = "import pathlib, sys, os, time; ready = pathlib.Path(sys.argv[1]); "
 
 
@@ -17,6 +19,8 @@ def run(tmp_path, program, **generator):
     config = parse_config(
         {
             "run": {"dir": str(tmp_path), "name": "run"},
+            "model": {"path": str(MODEL)},
+            "replay": {"url": "http://127.0.0.1:1"},
             "generator": {"start_stagger_s": 0.05, "start_timeout_s": 20, **generator},
             "launch": {"stop_timeout_s": 5.0},
         }
@@ -67,3 +71,26 @@ def test_a_silent_start_has_a_deadline(tmp_path):
     with pytest.raises(DeadlineError, match=r"generator 0 must be ready within 0\.2 s"):
         run(tmp_path, "time.sleep(60)", start_timeout_s=0.2)
     assert time.monotonic() - start < 30
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [
+        ("tokenizer.json", r"model\.path must hold a tokenizer"),
+        ("config.json", r"model\.path must be a model folder with config\.json"),
+    ],
+)
+def test_an_incomplete_model_folder_is_refused_before_anything_starts(tmp_path, missing, message):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name in {"config.json", "model.safetensors", "tokenizer.json"} - {missing}:
+        (folder / name).touch()
+    config = parse_config({"model": {"path": str(folder)}, "replay": {"url": "http://127.0.0.1:1"}})
+    with pytest.raises(DataError, match=message):
+        asyncio.run(supervise(config, lambda *_: ("false",)))
+
+
+def test_an_actor_needs_a_replay_service(tmp_path):
+    config = parse_config({"run": {"dir": str(tmp_path)}, "model": {"path": str(MODEL)}})
+    with pytest.raises(ConfigError, match=r"replay\.url must be set"):
+        asyncio.run(supervise(config, lambda *_: ("false",)))
