@@ -29,6 +29,14 @@ Outcome = Literal["answered", "no_answer", "length", "fault"]
 NO_VERSION = -1
 """Version of tokens that no policy sampled."""
 
+_ARRAY_DTYPES = {
+    "token_ids": np.dtype(np.int32),
+    "loss_mask": np.dtype(np.bool_),
+    "behaviour_logprobs": np.dtype(np.float32),
+    "versions": np.dtype(np.int64),
+}
+_LOGPROB_ROUNDING = 1e-3
+
 
 class PassageRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One retrieved passage as the trajectory remembers it."""
@@ -91,7 +99,7 @@ class Trajectory:
         self._check_arrays()
         self._check_turns()
         self._check_outcome()
-        for name in ("token_ids", "loss_mask", "behaviour_logprobs", "versions"):
+        for name in _ARRAY_DTYPES:
             getattr(self, name).flags.writeable = False
 
     @property
@@ -115,28 +123,23 @@ class Trajectory:
         return int(self.loss_mask.sum())
 
     def _check_arrays(self) -> None:
-        expected: dict[str, Any] = {
-            "token_ids": np.int32,
-            "loss_mask": np.bool_,
-            "behaviour_logprobs": np.float32,
-            "versions": np.int64,
-        }
+        # Runs for every trajectory on its way through the replay service: messages are made only where a check fails.
         length = self.token_ids.shape
-        for name, dtype in expected.items():
+        for name, dtype in _ARRAY_DTYPES.items():
             array = getattr(self, name)
-            _require(
-                array.ndim == 1 and array.dtype == dtype, f"{name} must be {np.dtype(dtype)} [T]", f"{array.dtype} {array.shape}"
-            )
-            _require(array.shape == length, f"{name} must be as long as token_ids ({length[0]})", array.shape[0])
-        _require(1 <= self.prompt_length <= length[0], f"prompt_length must be in [1, {length[0]}]", self.prompt_length)
-        _require(int(self.token_ids.min()) >= 0, "token_ids must be >= 0", int(self.token_ids.min()))
-        sampled, inserted = self.loss_mask, ~self.loss_mask
-        logprobs = self.behaviour_logprobs
+            if array.ndim != 1 or array.dtype != dtype:
+                raise SchemaError(f"{name} must be {dtype} [T], got '{array.dtype} {array.shape}'")
+            if array.shape != length:
+                raise SchemaError(f"{name} must be as long as token_ids ({length[0]}), got {array.shape[0]}")
+        if not 1 <= self.prompt_length <= length[0]:
+            raise SchemaError(f"prompt_length must be in [1, {length[0]}], got {self.prompt_length!r}")
+        sampled, inserted, logprobs = self.loss_mask, ~self.loss_mask, self.behaviour_logprobs
+        _require(int(self.token_ids.min()) >= 0, "token_ids must be >= 0", "a smaller id")
         _require(bool(np.isfinite(logprobs).all()), "behaviour_logprobs must be finite", "NaN or infinity")
-        _require(bool((logprobs <= 1e-3).all()), "behaviour_logprobs must be <= 0", float(logprobs.max()))
+        _require(bool((logprobs <= _LOGPROB_ROUNDING).all()), "behaviour_logprobs must be <= 0", "a larger value")
         _require(not logprobs[inserted].any(), "behaviour_logprobs must be 0 where nothing was sampled", "other values")
         _require(bool((self.versions[sampled] >= 0).all()), "versions must be >= 0 on sampled tokens", "a smaller value")
-        _require(bool((self.versions[inserted] == NO_VERSION).all()), f"versions must be {NO_VERSION} elsewhere", "other values")
+        _require(bool((self.versions[inserted] == NO_VERSION).all()), "versions must be -1 elsewhere", "other values")
 
     def _check_turns(self) -> None:
         ranges = np.zeros(self.length, dtype=np.bool_)

@@ -91,6 +91,11 @@ def check(config: Config) -> list[str]:
     """
     _check_rollout(config)
     _check_algorithm(config)
+    _require(
+        config.weights.publish_every <= config.replay.max_staleness + 1,
+        f"weights.publish_every must be <= replay.max_staleness + 1 ({config.replay.max_staleness + 1})",
+        config.weights.publish_every,
+    )
     warnings = []
     if config.rollout.top_p < 1:
         warnings.append(f"rollout.top_p = {config.rollout.top_p}: truncated sampling biases importance ratios; 1.0 is unbiased")

@@ -34,6 +34,7 @@ def write(tmp_path: Path, text: str) -> Path:
         ("data.template=no place", "data.template must contain {question}"),
         ("reward.exact_match=0", "one of reward.exact_match, reward.f1 and reward.format must not be 0"),
         ("learner.offload_optimizer=nvme", "learner.nvme_path must be set"),
+        ("weights.publish_every=3", "weights.publish_every must be <= replay.max_staleness + 1 (2), got 3"),
         ("seed=1", "--set takes section.key=value, got 'seed=1'"),
     ],
 )
