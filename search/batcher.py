@@ -11,9 +11,10 @@ A *flight* is one distinct (query, top-k) from its first request to its answer; 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 from async_search_rl.errors import SearchFailedError, ServiceError
 from async_search_rl.http import OverloadedError
@@ -109,7 +110,7 @@ class Batcher(Generic[Answer]):
         finally:
             if call.missing:
                 self._leave(call, keys)
-        return [answer for answer in call.answers if answer is not None]
+        return cast(list[Answer], call.answers)
 
     async def close(self) -> None:
         """Stop the worker and fail what waits."""
@@ -155,13 +156,13 @@ class Batcher(Generic[Answer]):
 
     async def _gather(self) -> None:
         """Wait a moment for as many queries as were there at the end of the last search."""
-        deadline = self._clock() + min(self._max_wait_s, _WAIT_SHARE * self._last_search_s)
-        while self._queued < self._expected and (left := deadline - self._clock()) > 0:
-            self._arrival.clear()
-            try:
-                await asyncio.wait_for(self._arrival.wait(), left)
-            except TimeoutError:
-                break
+        window_s = min(self._max_wait_s, _WAIT_SHARE * self._last_search_s)
+        if window_s > 0 and self._queued < self._expected:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(window_s):
+                    while self._queued < self._expected:
+                        self._arrival.clear()
+                        await self._arrival.wait()
         self._expected = 0
 
     def _take(self) -> list[_Flight[Answer]]:

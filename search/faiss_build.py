@@ -21,7 +21,7 @@ from search.encoder import Encoder
 INDEX_NAME = "index.faiss"
 _CHUNK_DOCS = 512
 _ADD_ROWS = 65_536
-_TRAIN_ROWS = 262_144
+_TRAIN_ROWS = 131_072
 _SEED = 20
 
 

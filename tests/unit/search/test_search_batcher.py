@@ -68,6 +68,42 @@ def test_an_idle_worker_starts_at_once_and_a_busy_one_lets_queries_gather() -> N
     run(scenario)
 
 
+@pytest.mark.parametrize(("max_wait_s", "second"), [(5.0, ["b", "c", "d", "e"]), (0.0, ["b", "c", "d"])])
+def test_after_a_long_search_the_worker_waits_for_the_callers_it_has_answered(max_wait_s: float, second: list[str]) -> None:
+    async def scenario() -> None:
+        index = Index(held=True)
+        hours = iter(range(1000))
+        batcher: Batcher[str] = Batcher(index.search, 64, max_wait_s, 100, lambda: 3600.0 * next(hours))
+
+        async def twice() -> None:
+            await batcher.submit(["a"], 3)
+            await turns(20)
+            await batcher.submit(["e"], 3)
+
+        first = asyncio.create_task(twice())
+        await turns()
+        others = [asyncio.create_task(batcher.submit([query], 3)) for query in "bcd"]
+        await turns()
+        index.go.set()
+        await asyncio.gather(first, *others)
+        assert [queries for queries, _ in index.batches][:2] == [["a"], second]
+        await batcher.close()
+
+    run(scenario)
+
+
+def test_a_single_caller_never_waits() -> None:
+    async def scenario() -> None:
+        index = Index()
+        hours = iter(range(1000))
+        batcher: Batcher[str] = Batcher(index.search, 64, 3600.0, 100, lambda: 3600.0 * next(hours))
+        for query in "abc":
+            assert await batcher.submit([query], 3) == [f"{query}@3"]
+        await batcher.close()
+
+    run(scenario)
+
+
 def test_equal_queries_in_flight_are_one_search() -> None:
     async def scenario() -> None:
         index = Index(held=True)
