@@ -1,4 +1,4 @@
-"""The learner on a GPU: bfloat16 with float32 master weights under ZeRO-3, off-load, and a resume that goes on from the same loss."""
+"""The learner on a GPU: bfloat16 with float32 master weights under ZeRO-3, off-load, and a resume from the same losses."""
 
 from pathlib import Path
 
