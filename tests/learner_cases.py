@@ -91,11 +91,11 @@ def model_folder(path: Path, *, tied: bool = True, seed: int = 0) -> Path:
     return path
 
 
-def learner_config(folder: Path, model: Path, **sections: dict[str, Any]) -> Config:
+def learner_config(folder: Path, start: Path, /, **sections: dict[str, Any]) -> Config:
     """A configuration for small runs; keys of ``sections`` come on top."""
     tree: dict[str, dict[str, Any]] = {
         "run": {"name": "run", "dir": str(folder), "max_steps": 4},
-        "model": {"path": str(model), "dtype": "float32"},
+        "model": {"path": str(start), "dtype": "float32"},
         "rollout": {"group_size": 4},
         "replay": {"batch_groups": 3},
         "optimizer": {"lr": 1e-3},
