@@ -7,9 +7,10 @@ In: a configuration. It is run by `bin/launch` in three modes on the same questi
 - `barrier`: the same placement with `replay.max_staleness = 0`, so that generation and training take turns;
 - `time_shared`: the barrier, and each phase with every core (`--time-shared` sets other keys, for example devices).
 
-Out: a table and a JSON file. Everything is computed from what the runs wrote about themselves, over the steps between warm-up
-and end. With g and t the seconds a barrier step waits for its groups and does everything else, overlap can gain at most (g + t) / max(g, t),
-the `bound`; `ratio_barrier` and `ratio_time_shared` are trained samples a second of `async` over those of the other modes.
+Out: a table and a JSON file. Everything is computed from what the runs wrote about themselves, over the steps between warm-up and
+end. With g and t the seconds a barrier step waits for its groups and does everything else, overlap can gain at most
+(g + t) / max(g, t), the `bound`; `ratio_barrier` and `ratio_time_shared` are trained samples a second of `async` over those of the
+other modes.
 """
 
 from __future__ import annotations

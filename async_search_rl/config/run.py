@@ -109,5 +109,7 @@ class LaunchSection(Section, frozen=True):
     """Seconds a process has to stop after a polite signal before it is killed."""
     ray_address: str = "auto"
     """Address of the Ray cluster."""
+    ray_gpus: bool = True
+    """Ask Ray for a GPU for each learner rank and each device of an engine; false: a run on CPUs."""
     idle_warning_s: NonNegativeFloat = 60.0
     """Seconds without progress after which the table says who waits for whom."""

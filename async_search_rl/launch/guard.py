@@ -88,7 +88,7 @@ def _reap() -> dict[int, int]:
 def main(argv: list[str]) -> int:
     """Run ``argv[1:]`` guarded; ``argv[0]`` is the expected parent's process id."""
     handled = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGCHLD}
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, handled)
+    signal.pthread_sigmask(signal.SIG_BLOCK, handled)
     become_subreaper()
     signal_at_parents_death(signal.SIGUSR1)
     if os.getppid() != int(argv[0]):
@@ -96,7 +96,7 @@ def main(argv: list[str]) -> int:
     guard = os.getpid()
     command = os.fork()
     if command == 0:
-        _become(argv[1:], mask, guard)
+        _become(argv[1:], guard)
     code = 128 + signal.SIGKILL
     while True:
         number = signal.sigwait(handled)
@@ -112,11 +112,11 @@ def main(argv: list[str]) -> int:
     return 1 if kill_descendants() else code
 
 
-def _become(argv: list[str], mask: set[int], guard: int) -> None:
+def _become(argv: list[str], guard: int) -> None:
     signal_at_parents_death(signal.SIGKILL)
     if os.getppid() != guard:
         os._exit(128 + signal.SIGKILL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    signal.pthread_sigmask(signal.SIG_SETMASK, set())
     try:
         os.execvp(argv[0], argv)
     except OSError as error:
