@@ -27,6 +27,7 @@ from search.folding import FoldingQueue, Question
 from search.replica import Replica
 from search.schema import TIMEOUT_HEADER, Passage, decode_reply, encode_request
 
+_MIN_SPLIT = 24
 _FIRST_WAIT_S = 0.25
 _MAX_WAIT_S = 8.0
 _MIN_HEDGE_S = 0.02
@@ -136,9 +137,11 @@ class SearchClient:
             asyncio.get_running_loop().call_soon(self._send)
 
     def _send(self) -> None:
+        """Send what waits, many questions in two requests: one is answered while the other is searched."""
         self._scheduled = False
+        most = max(_MIN_SPLIT, math.ceil(len(self._pending) / 2))
         while self._pending and len(self._requests) < self._connections * len(self.replicas):
-            folded = self._pending.fold(time.monotonic())
+            folded = self._pending.fold(time.monotonic(), most)
             if folded:
                 request = asyncio.create_task(self._answer(folded), name="search-request")
                 self._requests.add(request)

@@ -51,12 +51,19 @@ class FoldingQueue:
         """Let ``question`` wait for the next request."""
         self._waiting.append(question)
 
-    def fold(self, now_s: float) -> list[Question]:
-        """The next request: the oldest questions of one top-k, without those whose caller has gone or whose time is up."""
+    def fold(self, now_s: float, most: int = MAX_FOLDED) -> list[Question]:
+        """The next request: at most ``most`` of the oldest questions, of one top-k, without those whose caller has gone or whose
+        time is up.
+        """
         topk = self._waiting[0].topk
         folded: list[Question] = []
         characters = 0
-        while self._waiting and self._waiting[0].topk == topk and len(folded) < MAX_FOLDED and characters < MAX_FOLDED_CHARS:
+        while (
+            self._waiting
+            and self._waiting[0].topk == topk
+            and len(folded) < min(most, MAX_FOLDED)
+            and characters < MAX_FOLDED_CHARS
+        ):
             question = self._waiting.popleft()
             if question.deadline_s <= now_s:
                 question.fail(SearchFailedError("no request could be sent before the search's deadline"))
