@@ -23,9 +23,8 @@ OpenIndex = Callable[[], Index]
 class Worker:
     """Opens an index by ``open_index`` and searches it. ``open_index`` must be picklable: it may be called in a child process."""
 
-    def __init__(self, open_index: OpenIndex, in_process: bool | None = None) -> None:
+    def __init__(self, open_index: OpenIndex) -> None:
         self._open_index = open_index
-        self._in_process = in_process
         self._executor: Executor | None = None
         self._index: Index | None = None
         self._info: dict[str, Any] = {}
@@ -40,8 +39,7 @@ class Worker:
         loop = asyncio.get_running_loop()
         index = await loop.run_in_executor(thread, self._open_index)
         self._info = index.info()
-        apart = not index.releases_gil if self._in_process is None else self._in_process
-        if not apart:
+        if index.releases_gil:
             self._executor, self._index = thread, index
             return
         await loop.run_in_executor(thread, index.close)
