@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from async_search_rl.config import Config
 from async_search_rl.launch.guard import become_subreaper, descendants, kill_descendants
 from async_search_rl.launch.process import Handle, LocalProcess, Piece
 
@@ -17,6 +18,10 @@ class LocalStarter:
         self._started: list[LocalProcess] = []
         become_subreaper()
         self._strangers = set(descendants(os.getpid()))
+
+    async def prepare(self, config: Config) -> Config:
+        """Nothing is needed; every address stays as it is."""
+        return config
 
     async def start(self, piece: Piece, restart: bool) -> Handle:
         """Start ``piece`` as a child process, after the orphans of earlier ones are gone (a killed guard leaves some)."""

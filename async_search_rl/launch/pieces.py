@@ -7,6 +7,7 @@ effective configuration, into which the addresses of the services are filled onc
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -14,6 +15,7 @@ import msgspec
 
 from async_search_rl.config import Config, to_toml
 from async_search_rl.errors import ConfigError
+from async_search_rl.http import is_loopback
 from async_search_rl.launch.process import Piece
 
 BIN = Path(__file__).resolve().parents[2] / "bin"
@@ -41,6 +43,18 @@ def with_service(config: Config, section: str, url: str) -> Config:
     """``config`` with the address of `replay` or `retrieval`, port included, so that a restart binds the same one."""
     changed = msgspec.structs.replace(getattr(config, section), url=url, port=urlsplit(url).port or 0)
     return msgspec.structs.replace(config, **{section: changed})
+
+
+def with_hosts(config: Config, hosts: Mapping[str, str]) -> Config:
+    """``config`` for pieces on several machines: each of `search`, `replay` and `learner` binds its own of ``hosts``.
+
+    Addresses that were already set to something other than loopback stay.
+    """
+    changes = {}
+    for piece, section in (("search", "retrieval"), ("replay", "replay"), ("learner", "weights")):
+        if piece in hosts and is_loopback(getattr(config, section).host):
+            changes[section] = msgspec.structs.replace(getattr(config, section), host=hosts[piece])
+    return msgspec.structs.replace(config, **changes)
 
 
 def search(config: Config) -> Piece:

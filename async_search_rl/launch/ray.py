@@ -90,17 +90,30 @@ class RayStarter:
         self._group: Any = None
         _connect(config.launch.ray_address)
 
-    async def start(self, piece: Piece, restart: bool) -> Handle:
-        """Start ``piece`` where its share of the placement group is.
+    async def prepare(self, config: Config) -> Config:
+        """Reserve a place for every piece; on several nodes each service binds the address of the node it is to be on.
 
         Raises:
             DeadlineError: the cluster had no room for the whole run in time.
+        """
+        import ray
+
+        self._group = await self._reserve()
+        nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+        if len(nodes) == 1:
+            return config
+        places = ray.util.placement_group_table(self._group)["bundles_to_node_id"]
+        return pieces.with_hosts(config, {name: nodes[places[i]] for i, name in enumerate(self._wanted)})
+
+    async def start(self, piece: Piece, restart: bool) -> Handle:
+        """Start ``piece`` where its share of the placement group is; after :meth:`prepare`.
+
+        Raises:
+            DeadlineError: Ray did not start its actor in time.
             EngineError: the Ray actor could not start the process.
         """
         import ray
 
-        if self._group is None:
-            self._group = await self._reserve()
         if restart and self._is_gone(piece.name):
             del self._runners[piece.name]
         if piece.name not in self._runners:

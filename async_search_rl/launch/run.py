@@ -101,7 +101,9 @@ class Launch:
 
     async def start_services(self) -> None:
         """Start search and replay, wait until both answer, and write their addresses into the configuration."""
-        config, within_s = self._config, self._config.launch.start_timeout_s
+        self._show("finding places for the run's processes")
+        config = self._config = await self._members.prepare(self._config)
+        within_s = config.launch.start_timeout_s
         for name in ("search", "replay"):
             (self._folder / f"{name}.url").unlink(missing_ok=True)
         pieces.write_config(config)

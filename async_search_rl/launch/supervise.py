@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from dataclasses import dataclass
 from typing import Protocol
 
+from async_search_rl.config import Config
 from async_search_rl.errors import DeadlineError, EngineError, RunStoppedError
 from async_search_rl.launch.process import Handle, Piece
 
@@ -22,6 +23,9 @@ _KILL_WAIT_S = 30.0
 
 ON_PURPOSE = 3
 """Exit status of a process that stopped the run for a reason which a restart would not change (`RunStoppedError`)."""
+
+_STOPPED = "stopped: "
+"""How its last line then begins; torchrun hides its workers' exit status."""
 
 
 class RunInterruptedError(RunStoppedError):
@@ -75,6 +79,9 @@ class RestartBudget:
 class Starter(Protocol):
     """Starts a piece somewhere."""
 
+    async def prepare(self, config: Config) -> Config:
+        """Take what the whole run needs; the configuration with the addresses that the places of its pieces call for."""
+
     async def start(self, piece: Piece, restart: bool) -> Handle:
         """Start ``piece``; ``restart`` at every start but the first."""
 
@@ -107,6 +114,10 @@ class Fleet:
         self._restart_limit, self._restart_window_s = restart_limit, restart_window_s
         self._stop_timeout_s = stop_timeout_s
         self.pieces: dict[str, Supervised] = {}
+
+    async def prepare(self, config: Config) -> Config:
+        """See :meth:`Starter.prepare`."""
+        return await self._starter.prepare(config)
 
     async def start(self, piece: Piece, ready_within_s: float) -> None:
         """Start ``piece``, which must be ready within ``ready_within_s`` seconds."""
@@ -148,8 +159,8 @@ class Fleet:
             if code is None or name in finished:
                 continue
             line = supervised.handle.error_line()
-            if code == ON_PURPOSE:
-                raise RunStoppedError(f"{name} stopped the run: {line}")
+            if code == ON_PURPOSE or line.startswith(_STOPPED):
+                raise RunStoppedError(f"{name} stopped the run: {line.removeprefix(_STOPPED)}")
             why = f"{name} ended with exit status {code}: {line}"
             if not supervised.budget.spend(time.monotonic()):
                 raise EngineError(f"{why} (after {supervised.restarts} restarts; launch.restart_limit = {self._restart_limit})")

@@ -113,7 +113,9 @@ def test_pieces_run_under_ray_are_restarted_and_leave_nothing(tmp_path, cluster)
     code = "import sys, os; open(sys.argv[1], 'a').write(' '.join(sys.argv[2:]) + '.'); sys.exit('error: once')"
 
     async def scenario():
-        async with members(config_of(tmp_path, cluster), tmp_path) as fleet_of_ray:
+        config = config_of(tmp_path, cluster)
+        async with members(config, tmp_path) as fleet_of_ray:
+            assert await fleet_of_ray.prepare(config) == config
             await fleet_of_ray.start(python("learner", code, marks), 60)
             fleet_of_ray.ready("learner")
             await until(lambda: fleet_of_ray.exit_code("learner") == 1)
@@ -131,7 +133,9 @@ def test_pieces_run_under_ray_are_restarted_and_leave_nothing(tmp_path, cluster)
 
 def test_a_lost_ray_worker_counts_as_a_dead_piece_and_is_replaced(tmp_path, cluster):
     async def scenario():
-        async with members(config_of(tmp_path, cluster), tmp_path) as fleet_of_ray:
+        config = config_of(tmp_path, cluster)
+        async with members(config, tmp_path) as fleet_of_ray:
+            await fleet_of_ray.prepare(config)
             await fleet_of_ray.start(python("actor", GRANDCHILD, tmp_path / "pid"), 60)
             fleet_of_ray.ready("actor")
             await until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "")
@@ -158,7 +162,7 @@ def test_more_gpus_than_there_are_end_at_the_deadline(tmp_path, cluster):
     async def scenario():
         config = config_of(tmp_path, cluster, ray_gpus=True, learner_ranks=3, start_timeout_s=2.0)
         async with members(config, tmp_path) as fleet_of_ray:
-            await fleet_of_ray.start(python("learner", "pass"), 60)
+            await fleet_of_ray.prepare(config)
 
     with pytest.raises(DeadlineError, match=r"asked for \d+ CPU and 4 GPU in 4 pieces, it has 8 CPU and 0 GPU in all"):
         asyncio.run(scenario())

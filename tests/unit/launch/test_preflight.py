@@ -146,6 +146,14 @@ def test_service_addresses_keep_their_port_for_a_restart(tree):
     assert (config.replay.url, config.replay.port) == ("http://127.0.0.1:4321", 4321)
 
 
+def test_services_on_several_machines_bind_their_own_addresses(tree):
+    tree["replay"] = {"host": "10.0.0.9"}
+    config = pieces.with_hosts(
+        parse_config(tree), {"search": "10.0.0.1", "replay": "10.0.0.2", "learner": "10.0.0.3", "actor": "10.0.0.4"}
+    )
+    assert (config.retrieval.host, config.replay.host, config.weights.host) == ("10.0.0.1", "10.0.0.9", "10.0.0.3")
+
+
 def test_a_missing_entrypoint_is_named(tree, tmp_path, monkeypatch):
     monkeypatch.setattr(pieces, "BIN", tmp_path / "nowhere")
     with pytest.raises(ConfigError, match="source checkout"):

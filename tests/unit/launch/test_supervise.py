@@ -226,13 +226,16 @@ def test_restarts_stop_at_the_limit_and_get_their_own_arguments(tmp_path):
     assert (tmp_path / "runs").read_text().splitlines() == [".", "again.", "again."]
 
 
-def test_a_piece_that_stops_the_run_on_purpose_is_not_restarted(tmp_path):
+@pytest.mark.parametrize(
+    "code", ["print('error: every group is filtered'); sys.exit(3)", "sys.exit('learner: stopped: every group is filtered')"]
+)
+def test_a_piece_that_stops_the_run_on_purpose_is_not_restarted(tmp_path, code):
     async def always():
         return True
 
     async def scenario():
         async with started(tmp_path) as pieces:
-            await pieces.start(python("learner", "import sys; print('error: every group is filtered'); sys.exit(3)"), 30)
+            await pieces.start(python("learner", f"import sys; {code}"), 30)
             await pieces.await_ready("learner", always)
             until(lambda: pieces.exit_code("learner") is not None)
             await pieces.mend()
