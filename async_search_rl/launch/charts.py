@@ -68,6 +68,11 @@ def ticks(low: float, high: float, count: int = 4) -> list[float]:
     return [round(i * step, 12) for i in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
+def whole_ticks(low: float, high: float, count: int = 6) -> list[float]:
+    """Round integers within [low, high]."""
+    return [tick for tick in ticks(low, high, count) if tick == round(tick)]
+
+
 def clock_ticks(low: float, high: float, count: int = 6) -> list[float]:
     """Round times in seconds within [low, high]."""
     sizes = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400)
@@ -92,7 +97,7 @@ def line_chart(
     series: Sequence[Series],
     *,
     width: float = _WIDTH,
-    x_ticks: Ticks = ticks,
+    x_ticks: Ticks = whole_ticks,
     x_format: Format = short,
     y_format: Format = short,
     y_range: tuple[float | None, float | None] = (None, None),
@@ -193,11 +198,20 @@ def _base() -> float:
 
 def _grid(y_axis: tuple[float, float], y_format: Format, width: float) -> list[str]:
     body = []
-    for tick in ticks(*y_axis):
+    values = ticks(*y_axis)
+    if len({y_format(value) for value in values}) < len(values):
+        y_format = _decimals(values[1] - values[0])
+    for tick in values:
         y = _y(tick, y_axis)
         body.append(f'<line class="grid" x1="{_LEFT}" x2="{width - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         body.append(f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{escape(y_format(tick))}</text>')
     return body
+
+
+def _decimals(step: float) -> Format:
+    """Enough digits that values ``step`` apart differ."""
+    digits = max(0, 1 - math.floor(math.log10(step)))
+    return lambda value: f"{value:.{digits}f}"
 
 
 def _path(points: Sequence[tuple[float, float | None]], x_axis: XAxis, y_axis: tuple[float, float]) -> str:

@@ -60,7 +60,7 @@ def charts(summary: Mapping[str, Any], timeline: Rows, learner: Rows, max_stalen
             _card(
                 "Effective sample size",
                 "share of the trainable tokens",
-                line_chart([_by_step("ess", "c3", learner, "ess")], y_range=(None, 1.005)),
+                line_chart([_by_step("ess", "c3", learner, "ess")], y_range=(_ess_floor(learner), 1.0)),
             ),
             _card("KL(behaviour, current)", "nats a token", line_chart([_by_step("kl", "c6", learner, "kl_behaviour")])),
             _card("Entropy", "nats a token", line_chart([_by_step("entropy", "c4", learner, "entropy")], y_range=(0, None))),
@@ -101,6 +101,11 @@ def _card(title: str, note: str, chart: str, *, wide: bool = False) -> str:
         return ""
     kind = "card wide" if wide else "card"
     return f'<div class="{kind}"><h3>{escape(title)}</h3><span class="faint">{escape(note)}</span>{chart}</div>'
+
+
+def _ess_floor(learner: Rows) -> float:
+    """Where the axis of the effective sample size begins: close to 1 is close to 1, whatever the noise."""
+    return min([0.9, *(row["ess"] for row in learner if row.get("ess") is not None)])
 
 
 def _by_step(name: str, colour: str, learner: Rows, key: str) -> Series:

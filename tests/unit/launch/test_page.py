@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from async_search_rl.errors import DataError
-from async_search_rl.launch.charts import Series, bar_chart, clock_ticks, line_chart, thinned, ticks
+from async_search_rl.launch.charts import Series, bar_chart, clock_ticks, line_chart, thinned, ticks, whole_ticks
 from async_search_rl.launch.page import page, read_run, write_page
 from async_search_rl.launch.transcript import html, load_decoder, segments, versions_text
 
@@ -162,6 +162,16 @@ def test_ticks_are_few_round_and_inside(low, high):
     found = ticks(low, high)
     assert 1 <= len(found) <= 7
     assert all(low - 1e-9 <= tick <= high + 1e-9 for tick in found)
+
+
+def test_close_values_get_different_labels():
+    chart = line_chart([Series("ess", "c3", [(1, 0.9991), (2, 0.9996), (3, 1.0)])])
+    labels = re.findall(r'text-anchor="end">([^<]*)<', chart)
+    assert len(labels) == len(set(labels)) >= 2
+
+
+def test_steps_are_labelled_by_whole_numbers():
+    assert whole_ticks(1, 2) == [1.0, 2.0]
 
 
 def test_clock_ticks_are_whole_minutes_for_minutes():
