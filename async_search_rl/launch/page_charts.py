@@ -105,7 +105,7 @@ def _card(title: str, note: str, chart: str, *, wide: bool = False) -> str:
 
 def _ess_floor(learner: Rows) -> float:
     """Where the axis of the effective sample size begins: close to 1 is close to 1, whatever the noise."""
-    return min([0.9, *(row["ess"] for row in learner if row.get("ess") is not None)])
+    return min([0.9, *(float(row["ess"]) for row in learner if row.get("ess") is not None)])
 
 
 def _by_step(name: str, colour: str, learner: Rows, key: str) -> Series:

@@ -161,7 +161,7 @@ class Fleet:
             line = supervised.handle.error_line()
             if code == ON_PURPOSE or line.startswith(_STOPPED):
                 raise RunStoppedError(f"{name} stopped the run: {line.removeprefix(_STOPPED)}")
-            why = f"{name} ended with exit status {code}: {line}"
+            why = f"{name} {_how_it_ended(code, line)}"
             if not supervised.budget.spend(time.monotonic()):
                 raise EngineError(f"{why} (after {supervised.restarts} restarts; launch.restart_limit = {self._restart_limit})")
             supervised.cpu_of_the_dead_s, supervised.cpu_s = supervised.cpu_of_the_dead_s + supervised.cpu_s, 0.0
@@ -212,7 +212,9 @@ class Fleet:
     def _check_start(supervised: Supervised) -> None:
         name, code = supervised.piece.name, supervised.handle.poll()
         if code is not None:
-            raise EngineError(f"{name} could not start (exit status {code}): {supervised.handle.error_line()}")
+            line = supervised.handle.error_line()
+            how = _how_it_ended(code, line) if _signal_name(code) else f"could not start (exit status {code}): {line}"
+            raise EngineError(f"{name} {how}")
         if time.monotonic() > supervised.ready_by_s:
             raise DeadlineError(f"{name} must be ready in time (launch.start_timeout_s), got silence; its log is logs/{name}.log")
 
@@ -223,6 +225,17 @@ class Fleet:
                 return False
             await asyncio.sleep(_POLL_S)
         return True
+
+
+def _how_it_ended(code: int, line: str) -> str:
+    """A killed process has no last words worth showing."""
+    name = _signal_name(code)
+    return f"was killed by {name}" if name else f"ended with exit status {code}: {line}"
+
+
+def _signal_name(code: int) -> str:
+    number = code - 128 if code > 128 else -code
+    return signal.Signals(number).name if number in {each.value for each in signal.Signals} else ""
 
 
 @contextlib.asynccontextmanager
