@@ -29,6 +29,7 @@ from rollouts.generator import check_model, engine_seed, make_agent, read_url
 from rollouts.prompts import Prompts
 from rollouts.protocol import make_actions
 from rollouts.supervisor import ended
+from rollouts.vllm_compat import prepare_environment
 from search.client import SearchClient
 
 _STAGING_TIMEOUT_S = 600.0
@@ -46,6 +47,7 @@ async def evaluate(config: Config, models: Sequence[str]) -> list[dict[str, Any]
     if not config.data.eval:
         raise ConfigError("data.eval must name the held-out questions, got none")
     questions = read_questions(config.data.eval)[: config.data.eval_questions]
+    prepare_environment(config)
     for model in models:
         check_model(with_model(config, model))
     async with retrieval(config) as served:

@@ -25,6 +25,7 @@ from rollouts.observation import Observations
 from rollouts.prompts import Prompts
 from rollouts.protocol import ActionFormat, make_actions
 from rollouts.tokenizer import Tokenizer, load_tokenizer, require_model_folder
+from rollouts.vllm_compat import prepare_environment
 from search.client import SearchClient
 from search.schema import Passage
 
@@ -43,6 +44,7 @@ async def generate(config: Config, name: str, index: int, ready: Callable[[], No
         EngineError: the engine did not start, or died.
     """
     url, token = replay_url(config), read_token(config.security)
+    prepare_environment(config)
     tokenizer = check_model(config)
     actions = make_actions(config.rollout.action_tokens, tokenizer)
     from rollouts.vllm_engine import VllmEngine

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -20,7 +21,10 @@ _GIB = 1 << 30
 
 
 def prepare_environment(config: Config) -> None:
-    """Set what vLLM reads from the environment; must run before vLLM is imported, and keeps what the user has set."""
+    """Set what vLLM and OpenMP read from the environment, and silence what is known; keeps what the user has set.
+
+    Must run before anything imports torch or vLLM.
+    """
     defaults = {
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_NO_USAGE_STATS": "1",
@@ -35,11 +39,13 @@ def prepare_environment(config: Config) -> None:
         defaults["TRITON_F32_DEFAULT"] = "ieee"
     if not _has_flashinfer():
         defaults["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
-    if config.generator.threads:
-        defaults |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(config.generator.threads)}
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
+    if config.generator.threads:
+        os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(config.generator.threads)}
     logging.getLogger("vllm").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")
+    warnings.filterwarnings("ignore", category=DeprecationWarning, message="This process .* is multi-threaded")
 
 
 def device_type() -> str:
@@ -82,6 +88,24 @@ def engine_arguments(config: Config, extension: str, detokenize: bool, seed: int
     if generator.attention_backend:
         arguments["attention_backend"] = generator.attention_backend
     return arguments
+
+
+def start_engine(config: Config, extension: str, detokenize: bool, seed: int) -> Any:
+    """A running ``AsyncLLM``.
+
+    The CPU build asks for spawned processes, each of which imports everything anew: most of its start. They need it only to
+    bind OpenMP's threads, so where the number of threads is configured instead, its processes are forked.
+    """
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    vllm_config = AsyncEngineArgs(**engine_arguments(config, extension, detokenize, seed)).create_engine_config(
+        UsageContext.ENGINE_CONTEXT
+    )
+    if device_type() == "cpu" and config.generator.threads:
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+    return AsyncLLM.from_vllm_config(vllm_config, usage_context=UsageContext.ENGINE_CONTEXT, disable_log_stats=True)
 
 
 def count_outputs(engine: Any, count: Callable[[str, int], None]) -> Callable[[], bool]:

@@ -60,11 +60,7 @@ class VllmEngine:
         """
         vllm_compat.prepare_environment(config)
         try:
-            from vllm.engine.arg_utils import AsyncEngineArgs
-            from vllm.v1.engine.async_llm import AsyncLLM
-
-            arguments = vllm_compat.engine_arguments(config, EXTENSION, bool(actions.stop_strings), seed)
-            inner = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+            inner = vllm_compat.start_engine(config, EXTENSION, bool(actions.stop_strings), seed)
         except (ImportError, RuntimeError, ValueError, OSError, TimeoutError) as error:
             raise EngineError(f"the engine for {config.model.path} did not start: {_one_line(error)}") from error
         engine = cls(inner, actions, config, eos_id, version)

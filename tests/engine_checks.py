@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from async_search_rl.version import PolicyVersion
 from rollouts.engine import EngineStats, Sample
 from rollouts.protocol import make_actions
 from rollouts.tokenizer import load_tokenizer
+from rollouts.vllm_compat import prepare_environment
 from rollouts.vllm_engine import VllmEngine
 
 OLD = PolicyVersion(1, 4).pack()
@@ -142,7 +144,8 @@ def sample(config: Config, prompts: list[list[int]]) -> list[Turn]:
 def _in_a_process(what: str, config: Config, *arguments: Any) -> Any:
     order = json.dumps([what, msgspec.to_builtins(config), *arguments])
     command = [sys.executable, "-m", "tests.engine_checks"]
-    done = subprocess.run(command, input=order, capture_output=True, text=True, timeout=480, check=False)
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, input=order, env=env, capture_output=True, text=True, timeout=480, check=False)
     assert done.returncode == 0, f"the engine's process ended with {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -159,6 +162,7 @@ def main(order: str) -> None:
 
 
 async def _sample(config: Config, prompts: list[list[int]]) -> list[Turn]:
+    prepare_environment(config)
     tokenizer = load_tokenizer(config.model.path)
     actions = make_actions(config.rollout.action_tokens, tokenizer)
     engine = await VllmEngine.start(config, actions, tokenizer.eos_id, version=OLD, seed=5)
@@ -169,6 +173,7 @@ async def _sample(config: Config, prompts: list[list[int]]) -> list[Turn]:
 
 
 async def _scenario(folders: tuple[Path, Path], config: Config, requests: int) -> Record:
+    prepare_environment(config)
     tokenizer = load_tokenizer(folders[0])
     actions = make_actions(config.rollout.action_tokens, tokenizer)
     engine = await VllmEngine.start(config, actions, tokenizer.eos_id, version=OLD, seed=3)

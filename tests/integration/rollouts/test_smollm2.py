@@ -91,7 +91,7 @@ def test_the_engine_stops_where_the_protocol_cuts(folder, tokenizer):
         {
             "model": {"path": str(folder), "dtype": "float32"},
             "rollout": {"max_context_tokens": 256, "max_prompt_tokens": 200, "max_turn_tokens": 40},
-            "generator": {"kv_cache_gib": 0.5, "max_num_seqs": 16},
+            "generator": {"kv_cache_gib": 0.5, "max_num_seqs": 16, "threads": 1},
         }
     )
     examples = "".join(f"<search> capital of {c} </search>\n" for c in ("Peru", "Kenya", "Norway", "Egypt"))
