@@ -167,6 +167,11 @@ def _check_algorithm(c: Config) -> None:
         f"algorithm.minibatches must be <= replay.batch_groups ({c.replay.batch_groups})",
         a.minibatches,
     )
+    _require(
+        c.learner.zero_stage > 0 or c.model.dtype == "float32",
+        "learner.zero_stage must be >= 1 with model.dtype = 'bfloat16', for float32 master weights",
+        c.learner.zero_stage,
+    )
     nvme = "nvme" in (c.learner.offload_optimizer, c.learner.offload_params)
     _require(not nvme or c.learner.nvme_path != "", "learner.nvme_path must be set with off-load to nvme", c.learner.nvme_path)
     _require(
