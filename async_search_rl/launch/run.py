@@ -36,7 +36,6 @@ _SAMPLES_BEFORE_THINNING = 1800
 _WINDOW_S = 30.0
 _LAST_STEPS = 10
 _REQUEST_TIMEOUT_S = 5.0
-_FINAL_STATUS_S = 10.0
 
 
 async def launch(config: Config, started_at: float, console: Console) -> RunReport:
@@ -142,19 +141,20 @@ class Launch:
             for note in await self._members.mend(finished=self._finished()):
                 self._notes.append(note)
                 self._screen.note(f"warning: {note}")
+            if self._members.all_ready():
+                self._phase = ""
             self._show()
             await asyncio.sleep(_TICK_S)
         await self._observe(now=True)
         if self._status is None or self._status.step < self._config.run.max_steps:
             raise RunStoppedError(f"the learner must reach step {self._config.run.max_steps}, got its end before that")
-        self._show("finished")
 
     async def stop(self) -> None:
         """End all pieces, in order, after a last look."""
         if self._config.replay.url:
             await self._observe(now=True)
         self._timeline.close()
-        self._screen.show(self._view("stopping; Ctrl-C again ends everything at once"), now=True)
+        self._show("stopping; Ctrl-C again ends everything at once")
         await self._members.stop(pieces.stop_order(list(self._members.pieces)))
 
     def report(self, outcome: str) -> RunReport | None:
@@ -197,7 +197,8 @@ class Launch:
         before, self._status = self._status, status
         if before is None or status.step != before.step or status.counters != before.counters:
             self._progress_at = at
-        self._learner_steps = surviving_steps([*self._learner_steps, *self._learner_file.new()])
+        if new := self._learner_file.new():
+            self._learner_steps = surviving_steps([*self._learner_steps, *new])
         if status.incarnation > self._incarnation_before:
             self._members.ready("learner")
         if len(status.actors) >= self._config.launch.actor_nodes:

@@ -129,6 +129,10 @@ class Fleet:
         """From now on ``name`` is restarted when it dies."""
         self.pieces[name].ready = True
 
+    def all_ready(self) -> bool:
+        """Whether every piece has been ready."""
+        return all(supervised.ready for supervised in self.pieces.values())
+
     async def await_ready(self, name: str, is_ready: Callable[[], Awaitable[bool]]) -> None:
         """Wait until ``is_ready()``.
 

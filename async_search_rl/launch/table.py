@@ -32,7 +32,7 @@ class View:
         max_steps: trained batches after which the run ends.
         max_staleness: the bound on the lag.
         elapsed_s: seconds since the launch.
-        phase: what the launcher itself is doing, in words, until there is a status.
+        phase: what the launcher itself is doing, in words; empty while it only watches.
         status: the replay service's last status; ``None`` before the first.
         learner: the learner's figures of its last step.
         shares: see :func:`async_search_rl.launch.timeline.shares`.
@@ -66,7 +66,8 @@ def render(view: View, width: int) -> RenderableType:
     parts: list[RenderableType] = [left, Text(), right] if width < _TWO_COLUMNS_FROM else [_side_by_side(left, right)]
     if status.evaluations:
         parts += [Text(), evaluation_table(status.evaluations)]
-    return Panel(Group(*parts, *_notes(view)), title=title, title_align="left", border_style="cyan", padding=(1, 2))
+    phase = [Text(view.phase, style="dim")] if view.phase else []
+    return Panel(Group(*parts, *phase, *_notes(view)), title=title, title_align="left", border_style="cyan", padding=(1, 2))
 
 
 def plain_line(view: View) -> str:
@@ -89,6 +90,7 @@ def plain_line(view: View) -> str:
         _last_evaluation(status.evaluations),
         status.state if status.state != "running" else "",
         "; ".join(view.waits),
+        view.phase,
     ]
     return "  ".join(part for part in parts if part)
 

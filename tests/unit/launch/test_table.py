@@ -1,6 +1,7 @@
 """Live table, timeline arithmetic and summary."""
 
 import io
+from dataclasses import replace
 from itertools import pairwise
 
 import msgspec
@@ -105,6 +106,8 @@ def test_the_table_before_the_first_status_says_what_is_awaited():
 
 def test_the_plain_line_has_the_same_figures():
     line = plain_line(VIEW)
+    assert plain_line(replace(VIEW, phase="stopping")).endswith("stopping")
+    assert "stopping" in drawn(replace(VIEW, phase="stopping"))
     assert "\n" not in line
     for part in (
         "step 12/45",
