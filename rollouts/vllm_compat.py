@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from async_search_rl.config.schema import Config
 from async_search_rl.errors import ConfigError, EngineError
+from async_search_rl.launch.guard import signal_at_parents_death
 
 CPU_BLOCK_MULTIPLE = 32
 _GIB = 1 << 30
@@ -105,6 +107,8 @@ def start_engine(config: Config, extension: str, detokenize: bool, seed: int) ->
     )
     if device_type() == "cpu" and config.generator.threads:
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+    # Until the worker extension watches over its owner, and only where processes are forked.
+    os.register_at_fork(after_in_child=lambda: signal_at_parents_death(signal.SIGKILL))
     return AsyncLLM.from_vllm_config(vllm_config, usage_context=UsageContext.ENGINE_CONTEXT, disable_log_stats=True)
 
 
