@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +22,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from async_search_rl.config import Config, to_toml
 from async_search_rl.config.retrieval import RetrievalSection
-from async_search_rl.config.run import RunSection
 from benchmarks.common import ROOT, machine, write_json
 from benchmarks.retrieval_data import distinct_queries, make_large_corpus, make_large_vectors, with_repeats
 from benchmarks.retrieval_load import TOPK, folding_clients, one_at_a_time, overload, separate_clients
-from search.backends import corpus_folder, encoder_spec, no_progress, open_backend
-from search.build import folder_bytes
+from benchmarks.retrieval_service import cpu_s, files_bytes, memory_bytes, service
+from search.backends import encoder_spec, no_progress, open_backend
 from search.corpus import open_corpus
 from search.index import CorpusIndex, RowIndex
 
@@ -70,6 +66,7 @@ def main(argv: list[str]) -> None:
     result["recall_at_3"] = recalls(result["rows"])
     for row in result["rows"]:
         row.pop("answers")
+    print(markdown(result))
     if args.json:
         write_json(args.json, result)
 
@@ -81,7 +78,8 @@ def measure(settings: RetrievalSection, queries: Sequence[str], seconds: float, 
     documents = len(index.corpus)
     single_s, single = raw_single(index.rows, queries, seconds)
     batches = {str(size): raw_batch(index.rows, queries, size, seconds) for size in BATCHES}
-    raw = {"single_queries_per_s": single, "batch_queries_per_s": max(batches.values()), "by_batch_size": batches}
+    best_batch = max(batches.values(), key=lambda one: one["queries_per_s"])
+    raw = {"single_queries_per_s": single, "batch_queries_per_s": best_batch["queries_per_s"], "by_batch_size": batches}
     answers = index.rows.rank(queries[: _affordable(single_s, seconds, len(queries), 256)], TOPK).rows_QK.tolist()
     seconds = max(seconds, 70 * single_s)
 
@@ -92,14 +90,17 @@ def measure(settings: RetrievalSection, queries: Sequence[str], seconds: float, 
     reference = asyncio.run(against_reference())
     index.close()
     with service(settings, work) as (url, process):
-        opened = _memory_bytes(process.pid)
-        served = {str(n): asyncio.run(folding_clients(url, queries, n, seconds)) for n in CLIENTS}
+        opened = memory_bytes(process.pid)
+        served = {str(n): asyncio.run(folding_clients(url, queries, n, seconds)) for n in CLIENTS if n != 64}
+        before_cpu_s = cpu_s(process.pid)
+        served["64"] = asyncio.run(folding_clients(url, queries, 64, seconds))
+        service_cpu_us = 1e6 * (cpu_s(process.pid) - before_cpu_s) / served["64"].pop("all_queries")
         separate = {str(n): asyncio.run(separate_clients(url, queries, n, seconds)) for n in CLIENTS}
-        used = _memory_bytes(process.pid)
+        used = memory_bytes(process.pid)
     with service(msgspec.structs.replace(settings, cache_entries=100_000), work) as (url, _):
         repeated = with_repeats(list(queries), REPEATED)
         cached = asyncio.run(folding_clients(url, repeated, 64, seconds))
-    files = _files_bytes(settings)
+    files = files_bytes(settings)
     best = max(served["64"]["queries_per_s"], separate["64"]["queries_per_s"])
     return {
         "documents": documents,
@@ -108,6 +109,11 @@ def measure(settings: RetrievalSection, queries: Sequence[str], seconds: float, 
         "service": served,
         "service_separate": separate,
         "service_cached": cached,
+        "cpu_us_per_query": {
+            "raw_batch": best_batch["cpu_us"],
+            "service": service_cpu_us,
+            "client": served["64"]["client_cpu_us"],
+        },
         "memory": {"opened_bytes": opened, "used_bytes": used, "files_bytes": files, "ratio": used / files},
         "ratios": {
             "service_over_raw_batch": best / raw["batch_queries_per_s"],
@@ -130,14 +136,16 @@ def raw_single(rows: RowIndex, queries: Sequence[str], seconds: float) -> tuple[
     return each_s, 1 / each_s
 
 
-def raw_batch(rows: RowIndex, queries: Sequence[str], size: int, seconds: float) -> float:
-    """Queries a second of the library asked ``size`` at a time."""
+def raw_batch(rows: RowIndex, queries: Sequence[str], size: int, seconds: float) -> dict[str, float]:
+    """The library asked ``size`` queries at a time: queries a second, processor time a query."""
     rows.rank(queries[:2], TOPK)
-    started, done = time.perf_counter(), 0
+    started, started_cpu, done = time.perf_counter(), time.process_time(), 0
     while done == 0 or (time.perf_counter() - started < seconds and done + size <= len(queries)):
-        rows.rank(queries[done : done + size], TOPK)
-        done += size
-    return done / (time.perf_counter() - started)
+        done += len(rows.rank(queries[done : done + size], TOPK).rows_QK)
+    return {
+        "queries_per_s": done / (time.perf_counter() - started),
+        "cpu_us": 1e6 * (time.process_time() - started_cpu) / done,
+    }
 
 
 def soak(settings: RetrievalSection, queries: Sequence[str], seconds: float, work: Path) -> dict[str, Any]:
@@ -145,9 +153,9 @@ def soak(settings: RetrievalSection, queries: Sequence[str], seconds: float, wor
     with service(msgspec.structs.replace(settings, max_queue=512), work) as (url, process):
         capacity = asyncio.run(folding_clients(url, queries, 64, 5.0))["queries_per_s"]
         asyncio.run(overload(url, queries, 2 * capacity, 5.0))
-        before = _memory_bytes(process.pid)
+        before = memory_bytes(process.pid)
         result = asyncio.run(overload(url, queries, 2 * capacity, seconds))
-        after = _memory_bytes(process.pid)
+        after = memory_bytes(process.pid)
     return {"capacity_queries_per_s": capacity, **result, "memory_before_bytes": before, "memory_after_bytes": after}
 
 
@@ -160,26 +168,6 @@ def recalls(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
             pairs = list(zip(exact[0]["answers"], row["answers"], strict=False))
             found[f"{row['size']} {row['backend']}"] = sum(len(set(a) & set(b)) for a, b in pairs) / (TOPK * len(pairs))
     return found
-
-
-@contextmanager
-def service(settings: RetrievalSection, work: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """`bin/search` with ``settings``; yields its address and process."""
-    run = RunSection(name="service", dir=str(work))
-    file, announced = work / "service.toml", run.folder / "search.url"
-    file.write_text(to_toml(Config(run=run, retrieval=settings)), encoding="utf-8")
-    announced.unlink(missing_ok=True)
-    process = subprocess.Popen([sys.executable, str(ROOT / "bin" / "search"), str(file)], stdout=subprocess.DEVNULL)
-    try:
-        deadline = time.monotonic() + 300
-        while not announced.exists():
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit(f"bin/search {file} did not become ready")
-            time.sleep(0.05)
-        yield announced.read_text(encoding="ascii").strip(), process
-    finally:
-        process.terminate()
-        process.wait(timeout=60)
 
 
 def _settings(name: str, corpus: Path, folder: Path, args: argparse.Namespace) -> RetrievalSection:
@@ -216,19 +204,33 @@ def _affordable(each_s: float, seconds: float, most: int, least: int) -> int:
     return int(min(most, max(least, seconds / each_s), 2000))
 
 
-def _files_bytes(settings: RetrievalSection) -> int:
-    """Bytes of the index, the corpus's offsets and its text."""
-    index = Path(settings.index)
-    own = index.stat().st_size if index.is_file() else folder_bytes(index / settings.backend)
-    corpus = open_corpus(settings.corpus, corpus_folder(settings))
-    return own + 8 * (len(corpus) + 1) + corpus.stamp.bytes
-
-
-def _memory_bytes(pid: int) -> int:
-    """Resident memory of a process and its children, mapped files included."""
-    pids = [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split())]
-    pages = sum(int(Path(f"/proc/{one}/statm").read_text(encoding="ascii").split()[1]) for one in pids)
-    return pages * 4096
+def markdown(result: dict[str, Any]) -> str:
+    """The rows as the table of benchmarks/README.md."""
+    heads = (
+        "documents",
+        "back end",
+        "raw one",
+        "raw batch",
+        "one-at-a-time server",
+        "service, 1",
+        "8",
+        "64",
+        "64 separate",
+        "64 cached",
+    )
+    heads += ("p50 / p99 at 8, ms", "over raw batch", "over server", "recall@3", "memory / files")
+    lines = ["| " + " | ".join(heads) + " |", "| " + " | ".join("---" for _ in heads) + " |"]
+    for row in result["rows"]:
+        served, ratios = row["service"], row["ratios"]
+        rates = [row["raw"]["single_queries_per_s"], row["raw"]["batch_queries_per_s"], row["reference"]["64"]["queries_per_s"]]
+        rates += [served[clients]["queries_per_s"] for clients in ("1", "8", "64")]
+        rates += [row["service_separate"]["64"]["queries_per_s"], row["service_cached"]["queries_per_s"]]
+        recall = result["recall_at_3"].get(f"{row['size']} {row['backend']}")
+        cells = [f"{row['documents']:,}", row["backend"], *(f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}" for rate in rates)]
+        cells += [f"{served['8']['p50_ms']:.1f} / {served['8']['p99_ms']:.1f}", f"{ratios['service_over_raw_batch']:.2f}"]
+        cells += [f"{ratios['service_over_reference']:.1f}", "" if recall is None else f"{recall:.3f}"]
+        lines.append("| " + " | ".join([*cells, f"{row['memory']['ratio']:.2f}"]) + " |")
+    return "\n".join(lines)
 
 
 def _line(row: dict[str, Any]) -> str:

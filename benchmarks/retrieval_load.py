@@ -38,7 +38,7 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 async def closed_loop(ask: Ask, queries: Iterator[str], clients: int, seconds: float) -> dict[str, float]:
     """``clients`` that each ask the next query as soon as the last one is answered, for ``seconds``; at least one query each."""
     latencies_s: list[float] = []
-    started = time.perf_counter()
+    started, started_cpu = time.perf_counter(), time.process_time()
 
     async def client() -> None:
         while True:
@@ -57,6 +57,7 @@ async def closed_loop(ask: Ask, queries: Iterator[str], clients: int, seconds: f
         "p50_ms": 1000 * quantile(ordered, 0.5),
         "p99_ms": 1000 * quantile(ordered, 0.99),
         "queries": len(ordered),
+        "client_cpu_us": 1e6 * (time.process_time() - started_cpu) / len(ordered),
     }
 
 
@@ -64,8 +65,9 @@ async def folding_clients(url: str, queries: Sequence[str], clients: int, second
     """The clients of one process through this project's client, as an actor's episodes ask."""
     stream = itertools.cycle(queries)
     async with SearchClient([url], topk=TOPK, timeout_s=TIMEOUT_S, retries=0) as client:
-        await closed_loop(client.search, stream, clients, seconds / 4)
-        return await closed_loop(client.search, stream, clients, seconds)
+        warm = await closed_loop(client.search, stream, clients, seconds / 4)
+        measured = await closed_loop(client.search, stream, clients, seconds)
+        return {**measured, "all_queries": warm["queries"] + measured["queries"]}
 
 
 async def separate_clients(url: str, queries: Sequence[str], clients: int, seconds: float) -> dict[str, float]:

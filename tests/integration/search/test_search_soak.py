@@ -6,16 +6,12 @@ from pathlib import Path
 import pytest
 
 from async_search_rl.config.retrieval import RetrievalSection
-from benchmarks.retrieval import service
 from benchmarks.retrieval_load import folding_clients, overload
+from benchmarks.retrieval_service import memory_bytes, service
 from tests.search_data import documents, questions, write_corpus
 
 pytestmark = pytest.mark.integration
 MAX_GROWTH_BYTES = 16 * 2**20
-
-
-def resident_bytes(pid: int) -> int:
-    return 4096 * int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
 
 
 def test_twice_the_capacity(tmp_path: Path) -> None:
@@ -25,9 +21,9 @@ def test_twice_the_capacity(tmp_path: Path) -> None:
     with service(settings, tmp_path) as (url, process):
         capacity = asyncio.run(folding_clients(url, queries, 64, 1.0))["queries_per_s"]
         warm = asyncio.run(overload(url, queries, 2 * capacity, 2.0, fold=32))
-        before = resident_bytes(process.pid)
+        before = memory_bytes(process.pid)
         result = asyncio.run(overload(url, queries, 2 * capacity, 4.0, fold=32))
-        after = resident_bytes(process.pid)
+        after = memory_bytes(process.pid)
         assert asyncio.run(folding_clients(url, queries, 8, 0.5))["queries"] > 0
     assert set(warm["statuses"]) | set(result["statuses"]) <= {"200", "503"}
     assert result["statuses"]["503"] > 0
