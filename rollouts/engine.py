@@ -38,7 +38,7 @@ class EngineStats:
     tokens: int
     updates: int
     in_flight_updates: int
-    """Requests that went on across an update, summed over all updates."""
+    """Finished requests that went on across an update, once for each update."""
     stall_s: float
     """Seconds for which generation stood still for updates."""
     last_stall_s: float

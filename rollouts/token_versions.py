@@ -15,10 +15,11 @@ class TokenVersions:
         self.version = version
         """Version that tokens counted from now on are sampled from; ``None`` before the first weights are known."""
         self.requests_across_updates = 0
-        """Requests that were running when the weights changed, summed over all changes."""
+        """Finished requests that got tokens of newer weights than they began under, once for each such version."""
         self.tokens = 0
         """Tokens counted so far."""
         self._spans: dict[str, list[tuple[int, int]]] = {}
+        self._began: dict[str, int] = {}
 
     @property
     def running(self) -> int:
@@ -28,6 +29,7 @@ class TokenVersions:
     def open(self, request: str) -> None:
         """A request begins."""
         self._spans[request] = []
+        self._began[request] = self._label
 
     def count(self, request: str, tokens: int) -> None:
         """``request`` produced ``tokens`` more; requests that are not open (aborted ones) are passed over."""
@@ -35,16 +37,14 @@ class TokenVersions:
         if spans is None or tokens == 0:
             return
         self.tokens += tokens
-        version = -1 if self.version is None else self.version
-        if spans and spans[-1][0] == version:
-            spans[-1] = (version, spans[-1][1] + tokens)
+        if spans and spans[-1][0] == self._label:
+            spans[-1] = (self._label, spans[-1][1] + tokens)
         else:
-            spans.append((version, tokens))
+            spans.append((self._label, tokens))
 
     def advance(self, version: int) -> None:
         """From now on tokens are sampled from the weights ``version``."""
         self.version = version
-        self.requests_across_updates += len(self._spans)
 
     def close(self, request: str, tokens: int = 0) -> list[int]:
         """A request ends: the versions of its first ``tokens`` tokens.
@@ -56,4 +56,10 @@ class TokenVersions:
         versions = [version for version, count in spans for _ in range(count)]
         if len(versions) < tokens:
             raise ValueError(f"request {request} must have at least {tokens} counted tokens, got {len(versions)}")
-        return versions[:tokens]
+        versions = versions[:tokens]
+        self.requests_across_updates += len(set(versions) - {self._began.pop(request)})
+        return versions
+
+    @property
+    def _label(self) -> int:
+        return -1 if self.version is None else self.version

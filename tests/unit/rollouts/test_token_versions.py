@@ -13,10 +13,24 @@ def test_versions_change_exactly_where_the_weights_changed():
     book.advance(6)
     book.count("a", 1)
     book.count("b", 2)
-    assert book.requests_across_updates == 2
     assert book.close("a", 3) == [5, 5, 6]
     assert book.close("b", 1) == [6]
     assert book.running == 0
+    assert book.requests_across_updates == 2
+
+
+def test_only_requests_with_tokens_of_newer_weights_went_on_across_an_update():
+    book = TokenVersions(5)
+    for name in ("done before", "went on", "aborted"):
+        book.open(name)
+        book.count(name, 1)
+    book.advance(6)
+    book.open("later")
+    for name in ("went on", "aborted", "later"):
+        book.count(name, 1)
+    closed = {name: book.close(name, tokens) for name, tokens in [("done before", 1), ("went on", 2), ("aborted", 0), ("later", 1)]}
+    assert closed["went on"] == [5, 6]
+    assert book.requests_across_updates == 1
 
 
 def test_outputs_of_an_aborted_request_are_passed_over():
