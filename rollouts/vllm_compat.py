@@ -20,6 +20,7 @@ from async_search_rl.launch.guard import signal_at_parents_death
 
 CPU_BLOCK_MULTIPLE = 32
 _GIB = 1 << 30
+_CHECKED_SHARE = 0.02
 
 
 def prepare_environment(config: Config) -> None:
@@ -87,6 +88,9 @@ def engine_arguments(config: Config, extension: str, detokenize: bool, seed: int
         raise ConfigError(f"generator.block_size must be a multiple of {CPU_BLOCK_MULTIPLE} on CPU, got {generator.block_size}")
     if block_size:
         arguments["block_size"] = block_size
+    if not on_cpu:
+        # The KV cache has its own size; this share is only checked against what is free, and others may use the device too.
+        arguments["gpu_memory_utilization"] = _CHECKED_SHARE
     if generator.attention_backend:
         arguments["attention_backend"] = generator.attention_backend
     return arguments

@@ -1,6 +1,8 @@
 """`bin/actor` among real services: a tiny policy answers questions while the test, in the learner's place, changes its weights."""
 
 import json
+import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -11,7 +13,7 @@ import torch
 
 from async_search_rl.codec import decode_group
 from async_search_rl.config import load_config, parse_config, to_toml
-from async_search_rl.launch.guard import descendants
+from async_search_rl.launch.guard import become_subreaper, descendants
 from async_search_rl.launch.process import LocalProcess, Piece
 from async_search_rl.replay.client import BlockingReplayClient
 from async_search_rl.replay.schema import CutRequest, PublishRequest, StartRequest
@@ -190,3 +192,24 @@ def test_an_actor_among_real_services(tmp_path):
     finally:
         services.kill_all()
         weights.sender.close()
+
+
+def test_an_engine_that_cannot_start_is_one_line_and_leaves_nothing(tmp_path):
+    write_data(tmp_path)
+    configure(tmp_path)
+    become_subreaper()
+    before = set(descendants(os.getpid()))
+    settings = ("replay.url=http://127.0.0.1:9", "generator.kv_cache_gib=0.00001")
+    argv = [
+        sys.executable,
+        str(ROOT / "bin" / "actor"),
+        str(tmp_path / "config.toml"),
+        *(a for s in settings for a in ("--set", s)),
+    ]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("actor: generator 0 could not start (exit status 1: ValueError: ")
+    assert set(descendants(os.getpid())) <= before
