@@ -88,6 +88,7 @@ def assemble(config: Config, ranks: Ranks, recorded: Path | None) -> Iterator[Le
     )
     critic = build_critic(config, ranks, universal is not None) if config.uses_critic else None
     engines = {"policy": policy} | ({"critic": critic.engine} if critic is not None else {})
+    reference = build_reference(config, ranks)
     checkpoints = Checkpoints(config, engines, ranks)
     step = checkpoints.load(checkpoint, universal).step if checkpoint is not None else 0
     with ExitStack() as stack:
@@ -106,7 +107,7 @@ def assemble(config: Config, ranks: Ranks, recorded: Path | None) -> Iterator[Le
             ranks=ranks,
             policy=policy,
             critic=critic,
-            trainer=TrainStep(config, policy, critic, build_reference(config, ranks), ranks),
+            trainer=TrainStep(config, policy, critic, reference, ranks),
             checkpoints=checkpoints,
             publisher=Publisher(policy, names, config.weights, ranks, sender),
             feed=Feed(ranks, prefetch, config.run.max_steps - 1, config.learner.batch_timeout_s),

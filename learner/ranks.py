@@ -8,8 +8,9 @@ deadline of the world; a rank that misses it ends the run.
 from __future__ import annotations
 
 import os
-import socket
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -95,27 +96,36 @@ def join_ranks(timeout_s: float) -> Ranks:
     device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
-    if world == 1:
-        os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
-        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-        os.environ.setdefault("MASTER_PORT", str(_free_port()))
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
-    timeout = timedelta(seconds=timeout_s)
-    if (
-        "GLOO_SOCKET_IFNAME" not in os.environ
-        and os.environ["MASTER_ADDR"] in ("127.0.0.1", "localhost")
-        and sys.platform == "linux"
-    ):
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    settings: dict[str, Any] = {"timeout": timedelta(seconds=timeout_s), "device_id": device if cuda else None}
     try:
-        dist.init_process_group(backend, timeout=timeout, device_id=device if cuda else None)
-        hosts = dist.new_group(backend="gloo", timeout=timeout)
+        if world > 1:
+            dist.init_process_group(backend, **settings)
+            hosts = dist.new_group(backend="gloo", timeout=settings["timeout"])
+        else:
+            hosts = _be_alone(backend, settings)
     except (RuntimeError, ValueError) as error:
         raise EngineError(f"rank {rank} could not join the {world} ranks of the learner: {error}") from error
     return Ranks(rank, world, device, hosts)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def _be_alone(backend: str, settings: dict[str, Any]) -> Any:
+    """A world of one, which needs no port and listens on the loopback interface only; its host group."""
+    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
+    with _variable("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else None):
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, **settings)
+        return dist.new_group(backend="gloo", timeout=settings["timeout"])
+
+
+@contextmanager
+def _variable(name: str, value: str | None) -> Iterator[None]:
+    """``name`` in the environment is ``value`` within the block; the weight channel chooses its interfaces itself."""
+    before = os.environ.get(name)
+    if value is not None:
+        os.environ[name] = value
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)
+        if before is not None:
+            os.environ[name] = before

@@ -6,6 +6,7 @@ they gather or save; talking and writing is rank 0's.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -31,7 +32,7 @@ def announce(learner: Learner, figures: dict[str, Any]) -> str:
     figures["publish_stall_s"] = learner.publisher.stage(learner.version)
     reason = ""
     if learner.source is not None:
-        numbers = {name: float(value) for name, value in figures.items() if isinstance(value, int | float)}
+        numbers = {name: float(v) for name, v in figures.items() if isinstance(v, int | float) and math.isfinite(v)}
         request = PublishRequest(incarnation=learner.incarnation, step=learner.step, cut=learner.step, metrics=numbers)
         reason = learner.source.publish(request).stop or ""
     return learner.ranks.broadcast(reason.encode() if learner.ranks.first else None).decode()
