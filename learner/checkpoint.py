@@ -64,7 +64,8 @@ class Checkpoints:
         final = self.folder / f"{_PREFIX}{step:08d}"
         partial = final.with_name(f".partial-{final.name}")
         if self._ranks.first:
-            shutil.rmtree(partial, ignore_errors=True)
+            for unfinished in self.folder.glob(".*-step-*"):
+                shutil.rmtree(unfinished)
             partial.mkdir(parents=True)
         self._ranks.barrier()
         for name, engine in self._engines.items():

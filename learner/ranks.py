@@ -113,7 +113,7 @@ def _be_alone(backend: str, settings: dict[str, Any]) -> Any:
     """A world of one, which needs no port and listens on the loopback interface only; its host group."""
     os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
     with _variable("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else None):
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, **settings)
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, **settings)  # type: ignore[attr-defined]
         return dist.new_group(backend="gloo", timeout=settings["timeout"])
 
 
