@@ -5,9 +5,9 @@
 
 For each number of receivers, the medians over the publications after the first: ``stage_s`` (what the learner's main thread waits
 for), ``publish_call_s``, ``broadcast_s`` (offers out until the last bucket is out), ``receive_s`` (the slowest receiver, offer
-until every digest is right), ``megabytes_per_s`` (weights over ``receive_s``, counted once), and for gloo
-``raw_megabytes_per_s``: the same buckets over a bare group, without handshake and digests. ``first_receive_s`` has the building of
-the group in it.
+until every digest is right), ``megabytes_per_s`` (weights over ``receive_s``, counted once), and for gloo between hosts and NCCL
+to one receiver ``raw_megabytes_per_s``: the same buckets over a bare group, without handshake and digests. ``first_receive_s`` has
+the building of the group in it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import torch
@@ -81,8 +81,9 @@ def main() -> None:
     }
     for count in arguments.receivers:
         measured = measure_channel(arguments, specs, count)
-        if arguments.device == "cpu" and arguments.receiver_device == "cpu":
-            measured["raw_megabytes_per_s"] = measure_raw(specs, arguments.bucket_mib, count)
+        if transport := bare_transport(arguments.device, arguments.receiver_device, count):
+            devices = (arguments.device, arguments.receiver_device)
+            measured["raw_megabytes_per_s"] = measure_raw(specs, arguments.bucket_mib, count, transport, devices)
             measured["share_of_raw"] = measured["megabytes_per_s"] / measured["raw_megabytes_per_s"]
         result["by_receivers"][str(count)] = measured
         print(f"{count} receivers: " + ", ".join(f"{key} {value:.4g}" for key, value in measured.items()), flush=True)
@@ -163,15 +164,27 @@ def publish_once(
     }
 
 
-def measure_raw(specs: Sequence[TensorSpec], bucket_mib: float, count: int) -> float:
-    """MB/s of the same buckets over a bare gloo group; the median of the passes after the first."""
+def bare_transport(sender: str, receiver: str, count: int) -> Literal["gloo", "nccl"] | None:
+    """What a bare group between these devices would use; ``None`` where there is no such group to compare with."""
+    if sender == receiver == "cpu":
+        return "gloo"
+    on_gpus = sender.startswith("cuda:") and receiver.startswith("cuda:")
+    return "nccl" if on_gpus and count == 1 and sender != receiver else None
+
+
+def measure_raw(
+    specs: Sequence[TensorSpec], bucket_mib: float, count: int, transport: Literal["gloo", "nccl"], devices: tuple[str, str]
+) -> float:
+    """MB/s of the same buckets over a bare group from the first device to the second; the median of the passes after the first."""
     sizes = [sum(spec.numel for spec in bucket) for bucket in plan_buckets(specs, int(bucket_mib * (1 << 20)))]
     store = serve_store("127.0.0.1")
     numbers = [str(size) for size in sizes]
-    children = [start_child("raw", str(store.port), str(rank), str(count + 1), *numbers) for rank in range(1, count + 1)]
+    place = [transport, devices[1], str(store.port)]
+    children = [start_child("raw", *place, str(rank), str(count + 1), *numbers) for rank in range(1, count + 1)]
     try:
-        group = open_group("gloo", "127.0.0.1", store.port, 1, 0, count + 1, torch.device("cpu"), PATIENCE_S)
-        flats = [torch.randn(size).bfloat16() for size in sizes]
+        device = torch.device(devices[0])
+        flats = [torch.randn(size, device=device).bfloat16() for size in sizes]
+        group = open_group(transport, "127.0.0.1", store.port, 1, 0, count + 1, device, PATIENCE_S)
         seconds = []
         for _ in range(RAW_PASSES):
             began = time.perf_counter()
@@ -204,15 +217,16 @@ def run_child(arguments: list[str]) -> None:
     """The child's main function."""
     kind, *rest = arguments
     if kind == "raw":
-        receive_raw(int(rest[0]), int(rest[1]), int(rest[2]), [int(size) for size in rest[3:]])
+        transport, device, port, rank, world, *sizes = rest
+        receive_raw(transport, torch.device(device), int(port), int(rank), int(world), [int(size) for size in sizes])
     else:
         asyncio.run(receive_offers(*rest))
 
 
-def receive_raw(port: int, rank: int, world: int, sizes: list[int]) -> None:
+def receive_raw(transport: Any, device: torch.device, port: int, rank: int, world: int, sizes: list[int]) -> None:
     """Take the buckets over a bare group."""
-    flats = [torch.empty(size, dtype=torch.bfloat16) for size in sizes]
-    group = open_group("gloo", "127.0.0.1", port, 1, rank, world, torch.device("cpu"), PATIENCE_S)
+    flats = [torch.empty(size, dtype=torch.bfloat16, device=device) for size in sizes]
+    group = open_group(transport, "127.0.0.1", port, 1, rank, world, device, PATIENCE_S)
     for _ in range(RAW_PASSES):
         for flat in flats:
             group.start(flat, PATIENCE_S).wait()

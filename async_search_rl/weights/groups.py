@@ -25,12 +25,16 @@ from async_search_rl.weights.schema import Transport
 
 SENDER_RANK = 0
 _POLL_S = 0.0005
+_NCCL_TIMEOUT_S = 86400.0
+"""Torch's own time limit of an operation, far beyond any deadline here: its watchdog is to leave the operations alone."""
 _NCCL_ENVIRONMENT = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_ENABLE_MONITORING": "0",
-    "TORCH_NCCL_BLOCKING_WAIT": "0",
+    "TORCH_NCCL_BLOCKING_WAIT": "1",
 }
-"""Read when a ProcessGroupNCCL is made. Its own answer to a silent member is to end the process; here the group is aborted."""
+"""Read when a ProcessGroupNCCL is made. Its own answer to a silent member is to end the process; here the group is aborted. Only
+with a blocking ``wait`` is the error of a broken operation raised at all; it is called when the operation has ended, so it blocks
+nobody."""
 _environment_lock = threading.Lock()
 
 
@@ -120,7 +124,7 @@ class NcclGroup:
 
         torch.cuda.set_device(device)
         options = ProcessGroupNCCL.Options()
-        options._timeout = datetime.timedelta(days=1)
+        options._timeout = datetime.timedelta(seconds=_NCCL_TIMEOUT_S)
         with _nccl_environment():
             self._group = ProcessGroupNCCL(store, rank, world, options)
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -128,7 +132,7 @@ class NcclGroup:
     def start(self, flat: torch.Tensor, timeout_s: float) -> Transfer:
         """Queue one device tensor whose earlier writes are complete."""
         with torch.cuda.stream(self._stream):
-            work = self._group.broadcast([flat], _from_sender(timeout_s))  # type: ignore[attr-defined]
+            work = self._group.broadcast([flat], _from_sender(_NCCL_TIMEOUT_S))  # type: ignore[attr-defined]
         return _NcclTransfer(work, flat, time.monotonic() + timeout_s)
 
     def abort(self) -> None:

@@ -74,6 +74,8 @@ class WeightReceiver:
         self._moved = asyncio.Event()
         self.have = have
         """Packed version that the workers hold."""
+        self.error = ""
+        """Why the last offer was not received; empty if it was."""
 
     def update_url(self, url: str) -> None:
         """The learner was started again at another address; a running poll of the old one is given up."""
@@ -121,6 +123,7 @@ class WeightReceiver:
     async def received(self, offer: Offer, error: str = "") -> None:
         """Report the result of an offer. A sender that is gone needs no report."""
         self._epoch = offer.epoch if not error and offer.transport != "ipc" else None
+        self.error = error
         if not error:
             self.have = offer.version
         message = ReceivedRequest(receiver=self._receiver, version=offer.version, epoch=offer.epoch, error=error[:1000])

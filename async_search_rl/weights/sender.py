@@ -54,6 +54,7 @@ class WeightSender:
         self._stats: dict[str, float] = dict.fromkeys(
             ("published", "superseded", "broadcasts", "aborted", "epochs", "members", "broadcast_s", "megabytes_per_s"), 0.0
         )
+        self._error = ""
         self._closing = False
         self._store: TCPStore | None = None
         self._thread: threading.Thread | None = None
@@ -117,11 +118,12 @@ class WeightSender:
             return {**self._stats, "superseded": float(self._pool.superseded)}
 
     def status(self) -> dict[str, Any]:
-        """What ``GET /status`` answers."""
+        """What ``GET /status`` answers; ``error`` is why the last broadcast that failed did."""
         version = self.current_version
         return {
             "version": None if version is None else str(PolicyVersion.unpack(version)),
             "queued": self._pool.queued is not None,
+            "error": self._error,
             "stats": self.stats(),
             "receivers": self._registry.describe(time.monotonic()),
         }
@@ -152,9 +154,10 @@ class WeightSender:
                 if members:
                     self._serve(staged, members)
                 self._groups.drop(set(self._registry.forget_silent(time.monotonic())))
-            except Exception:
+            except Exception as error:
                 _log.exception("a weight broadcast failed; the next publication or poll tries again")
                 with self._changed:
+                    self._error = f"{type(error).__name__}: {error}"
                     self._stats["aborted"] += 1
                     self._changed.wait_for(lambda: self._closing, _IDLE_S)
 
@@ -236,6 +239,7 @@ class WeightSender:
         elif outcome.group is not None:
             self._groups.keep(plan, delivery.epoch, outcome.group)
         with self._changed:
+            self._error = outcome.error or self._error
             self._stats["aborted" if outcome.error else "broadcasts"] += 1
             self._stats["epochs"] = float(self._groups.epochs)
             if not outcome.error:

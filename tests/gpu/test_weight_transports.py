@@ -36,7 +36,7 @@ def test_ipc_on_one_device_gives_equal_bytes(staging: str) -> None:
             staged, expected = c.publish(step)
             for receiver in receivers:
                 assert receiver.wait_for("offer")["transport"] == "ipc"
-                assert receiver.wait_for("received", version=staged.version)["sums"] == [expected]
+                assert c.received(receiver, staged.version)["sums"] == [expected]
             c.wait_until_polling("r0", "r1")
         assert c.sender.stats()["aborted"] == 0
 
@@ -61,7 +61,7 @@ def test_gloo_carries_weights_staged_on_a_device_to_a_host() -> None:
         receiver = c.receiver("r0", "--device", "cpu")
         staged, expected = c.publish(0)
         assert receiver.wait_for("offer")["transport"] == "gloo"
-        assert receiver.wait_for("received", version=staged.version)["sums"] == [expected]
+        assert c.received(receiver, staged.version)["sums"] == [expected]
 
 
 @one_gpu
@@ -70,7 +70,7 @@ def test_gloo_on_request_reaches_the_device_of_the_sender() -> None:
         receiver = c.receiver("r0", "--device", "cuda:0")
         staged, expected = c.publish(0)
         assert receiver.wait_for("offer")["transport"] == "gloo"
-        assert receiver.wait_for("received", version=staged.version)["sums"] == [expected]
+        assert c.received(receiver, staged.version)["sums"] == [expected]
 
 
 @one_gpu
@@ -78,7 +78,7 @@ def test_a_handle_is_plain_bytes_and_stays_the_same_over_publications() -> None:
     with channel("cuda:0") as c:
         staged, _ = c.publish(0)
         receiver = c.receiver("r0", "--device", "cuda:0")
-        receiver.wait_for("received")
+        c.received(receiver, staged.version)
         assert len(staged.handles) == len(staged.flats)
         assert all(isinstance(handle, bytes) and len(handle) < 1024 for handle in staged.handles)
         assert len({*staged.handles}) == len(staged.handles)
@@ -95,7 +95,7 @@ def test_nccl_between_two_devices_gives_equal_bytes_and_keeps_its_group(staging:
         for step in range(4):
             staged, expected = c.publish(step)
             assert receiver.wait_for("offer")["transport"] == "nccl"
-            said = receiver.wait_for("received", version=staged.version)
+            said = c.received(receiver, staged.version)
             assert said["sums"] == [expected]
             epochs.add(said["epoch"])
             c.wait_until_polling("r0")
@@ -109,7 +109,7 @@ def test_two_engines_on_one_device_have_a_communicator_each() -> None:
         c.wait_until_polling("r0", "r1")
         for step in range(2):
             staged, expected = c.publish(step)
-            said = [receiver.wait_for("received", version=staged.version) for receiver in receivers]
+            said = [c.received(receiver, staged.version) for receiver in receivers]
             assert [one["sums"] for one in said] == [[expected]] * 2
             assert said[0]["epoch"] != said[1]["epoch"]
             c.wait_until_polling("r0", "r1")
@@ -125,7 +125,7 @@ def test_one_publication_goes_out_by_all_three_transports() -> None:
         transports = {name: receiver.wait_for("offer")["transport"] for name, receiver in receivers.items()}
         assert transports == {"r0": "ipc", "r1": "nccl", "r2": "gloo"}
         for receiver in receivers.values():
-            assert receiver.wait_for("received", version=staged.version)["sums"] == [expected]
+            assert c.received(receiver, staged.version)["sums"] == [expected]
 
 
 @two_gpus
@@ -134,7 +134,7 @@ def test_an_engine_over_both_devices_is_reached_through_host_memory() -> None:
         receiver = c.receiver("r0", "--workers", "2", "--device", "cuda:0,cuda:1")
         staged, expected = c.publish(0)
         assert receiver.wait_for("offer")["transport"] == "gloo"
-        assert receiver.wait_for("received", version=staged.version)["sums"] == [expected] * 2
+        assert c.received(receiver, staged.version)["sums"] == [expected] * 2
 
 
 @two_gpus

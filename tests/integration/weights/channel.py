@@ -9,10 +9,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 import torch
@@ -28,6 +29,8 @@ ROOT = Path(__file__).parents[3]
 RECEIVER = Path(__file__).with_name("receiver_process.py")
 SENDER = Path(__file__).with_name("sender_process.py")
 PATIENCE_S = 60.0
+_CHECK_S = 0.25
+_LOG_LINES = 40
 SPECS = [TensorSpec(name="embedding", shape=(700, 64), dtype="bfloat16")] + [
     TensorSpec(name=f"layer.{i}", shape=(256, 300 + i), dtype="float32") for i in range(20)
 ]
@@ -35,29 +38,65 @@ PLAN = plan_buckets(SPECS, 1 << 20)
 
 
 class Talking:
-    """A process that prints events, and what it said so far."""
+    """A process that prints events, what it said so far, and the end of its log."""
 
     def __init__(self, script: Path, *arguments: str) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, str(script), *arguments]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment)
         self.events: queue.Queue[dict[str, Any]] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
+        self._log: deque[str] = deque(maxlen=_LOG_LINES)
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.events.put(msgspec.json.decode(line))
+        assert self.process.stderr is not None
+        self._readers = [
+            threading.Thread(target=self._read_events, args=(self.process.stdout,), daemon=True),
+            threading.Thread(target=self._read_log, args=(self.process.stderr,), daemon=True),
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def _read_events(self, stdout: IO[str]) -> None:
+        for line in stdout:
+            if line.startswith("{"):
+                self.events.put(msgspec.json.decode(line))
+            else:
+                self._log.append(line)
         self.events.put({"event": "exit"})
 
-    def wait_for(self, event: str, **fields: Any) -> dict[str, Any]:
-        """The next event of this kind, with these fields."""
+    def _read_log(self, stderr: IO[str]) -> None:
+        self._log.extend(stderr)
+
+    def wait_for(
+        self, event: str, *, fatal: tuple[str, ...] = (), check: Callable[[], None] = lambda: None, **fields: Any
+    ) -> dict[str, Any]:
+        """The next event of this kind, with these fields.
+
+        Its end, or an event of a ``fatal`` kind, is an error at once; ``check`` is called now and then and may raise.
+        """
         ends_at = time.monotonic() + PATIENCE_S
         while True:
-            said: dict[str, Any] = self.events.get(timeout=max(0.0, ends_at - time.monotonic()))
+            try:
+                said = self.events.get(timeout=_CHECK_S)
+            except queue.Empty:
+                check()
+                assert time.monotonic() < ends_at, self.account(f"it must say {event} {fields} within {PATIENCE_S:g} s")
+                continue
             if said["event"] == event and fields.items() <= said.items():
                 return said
-            assert said["event"] != "exit", f"the process ended before {event}"
+            assert said["event"] not in ("exit", *fatal), self.account(f"it must say {event} {fields}, got {said}")
+
+    def require_life(self) -> None:
+        """Raise with the end of its log if the process has ended."""
+        assert self.process.poll() is None, self.account("the process must live")
+
+    def account(self, what: str) -> str:
+        """``what``, how the process stands, and the end of its log."""
+        if self.process.poll() is not None:
+            for reader in self._readers:
+                reader.join(_CHECK_S)
+        return f"{what}; exit status {self.process.poll()}, end of its log:\n{''.join(self._log.copy())}"
 
     def move(self, url: str) -> None:
         assert self.process.stdin is not None
@@ -67,7 +106,9 @@ class Talking:
     def end(self) -> None:
         self.process.kill()
         self.process.wait(PATIENCE_S)
-        for pipe in (self.process.stdin, self.process.stdout):
+        for reader in self._readers:
+            reader.join(PATIENCE_S)
+        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
             assert pipe is not None
             pipe.close()
 
@@ -78,6 +119,7 @@ class Channel:
     def __init__(self, stack: ExitStack, device: str, token: str | None, **section: Any) -> None:
         self._stack = stack
         self._device = device
+        self._receivers: dict[str, Talking] = {}
         self.sender = self.new_sender(token, **section)
 
     def new_sender(self, token: str | None = None, **section: Any) -> WeightSender:
@@ -89,6 +131,7 @@ class Channel:
     def receiver(self, name: str, *options: str, url: str | None = None) -> Talking:
         receiver = Talking(RECEIVER, url or self.sender.url, name, *options)
         self._stack.callback(receiver.end)
+        self._receivers[name] = receiver
         return receiver
 
     def other_sender(self) -> Talking:
@@ -105,8 +148,21 @@ class Channel:
 
     def wait_until_polling(self, *names: str) -> None:
         ends_at = time.monotonic() + PATIENCE_S
-        with self.sender._changed:
-            assert self.sender._changed.wait_for(lambda: self._polling() >= set(names), ends_at - time.monotonic())
+        while True:
+            with self.sender._changed:
+                if self.sender._changed.wait_for(lambda: self._polling() >= set(names), _CHECK_S):
+                    return
+            for name in names:
+                self._receivers[name].require_life()
+            assert time.monotonic() < ends_at, f"{names} must poll within {PATIENCE_S:g} s: {self.sender.status()}"
+
+    def received(self, receiver: Talking, version: int) -> dict[str, Any]:
+        """What the receiver says when it holds ``version``; where either side fails before, an error at once, with the reason."""
+        return receiver.wait_for("received", fatal=("failed",), check=self._require_no_abort, version=version)
+
+    def _require_no_abort(self) -> None:
+        status = self.sender.status()
+        assert not status["error"], status
 
     def _polling(self) -> set[str]:
         return {name for name, r in self.sender.status()["receivers"].items() if r["state"] == "polling"}

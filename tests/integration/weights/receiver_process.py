@@ -1,7 +1,8 @@
 """A receiver in a process of its own, as an engine is: one control half, ``workers`` members, no engine.
 
 Prints one JSON line for each thing that happens: {"event": "polling"}, {"event": "offer", ...}, {"event": "received", "version",
-"sums", "seconds", "epoch"} or {"event": "failed", "error"}. ``--stall join|transfer`` makes it fall silent at that point.
+"sums", "seconds", "epoch"} or {"event": "failed", "version", "epoch", "error"}. ``--stall join|transfer`` makes it fall silent at
+that point.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ async def run(arguments: argparse.Namespace) -> None:
             taken = [member.take() for member in workers.members]
             say("received", version=offer.version, epoch=offer.epoch, seconds=seconds, sums=[checksums(pairs) for pairs in taken])
         else:
-            say("failed", version=offer.version, epoch=offer.epoch)
+            say("failed", version=offer.version, epoch=offer.epoch, error=receiver.error)
     commands.cancel()
 
 
