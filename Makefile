@@ -1,5 +1,5 @@
 # The two commands of the README: each sets up all that it needs.
-.PHONY: demo test check unit integration clean
+.PHONY: demo test check unit integration layout clean
 
 PY := .venv/bin/python
 
@@ -24,6 +24,9 @@ integration: .venv-dev  ## real engines, real processes
 .venv-dev:
 	@bin/setup.sh cpu,dense,ray,dev
 .PHONY: .venv-dev
+
+layout: .venv-dev  ## rewrite the README's list of files
+	$(PY) -m async_search_rl.tools.layout
 
 clean:  ## remove runs and caches (keeps .venv)
 	rm -rf runs .cache .pytest_cache .mypy_cache .ruff_cache build *.egg-info
