@@ -18,7 +18,7 @@ from rich.text import Text
 from async_search_rl.replay.schema import EvaluationResult, Status
 
 _SPARKS = "▁▂▃▄▅▆▇█"
-_BAR_CELLS = 16
+_BAR_CELLS = 14
 _PROGRESS_CELLS = 40
 _TWO_COLUMNS_FROM = 110
 
@@ -168,7 +168,7 @@ def _work(view: View) -> Table:
     grid.add_row("learner", _bar(("busy", shares.get("learner_busy"), "green"), ("waits", shares.get("learner_waiting"), "red")))
     busy, stalled = shares.get("generators_busy"), shares.get("generators_stalled")
     idle = None if busy is None else max(0.0, 1.0 - busy - (stalled or 0.0))
-    grid.add_row("generators", _bar(("busy", busy, "green"), ("new weights", stalled, "yellow"), ("idle", idle, "red")))
+    grid.add_row("generators", _bar(("busy", busy, "green"), ("updating", stalled, "yellow"), ("idle", idle, "red")))
     searching = shares.get("search_busy")
     grid.add_row("search", _bar(("busy", searching, "green"), ("idle", None if searching is None else 1.0 - searching, "grey50")))
     for wait in view.waits:

@@ -49,6 +49,7 @@ def diagnose(config: Config | None) -> Iterator[Finding]:
     yield from findings(config)
     yield from _contents(config)
     yield from _services(config)
+    yield from devices_exist(config, len(gpus))
     yield from _estimates(config, memory, gpus)
 
 
@@ -190,6 +191,17 @@ def _services(config: Config) -> Iterator[Finding]:
                     yield Finding(f"{section}.url", "ok", f"{url} answers {reply.status}")
             except (OSError, ValueError) as error:
                 yield Finding(f"{section}.url", "warning", f"{url} does not answer: {error}")
+
+
+def devices_exist(config: Config, count: int) -> Iterator[Finding]:
+    """Whether the devices that ``config`` names are among this machine's ``count`` GPUs; nothing to say where it names none."""
+    named = {"generator.devices": config.generator.devices, "launch.learner_devices": config.launch.learner_devices}
+    for key, devices in named.items():
+        if any(not 0 <= device < count for device in devices):
+            yield Finding(key, "failure", f"{key} must name GPUs of this machine, which has {count}, got {devices}")
+    ranks, chosen = config.launch.learner_ranks, len(config.launch.learner_devices) or count
+    if count and ranks > chosen:
+        yield Finding("launch.learner_ranks", "failure", f"launch.learner_ranks must be <= {chosen}, a GPU each, got {ranks}")
 
 
 def _estimates(config: Config, memory: int, gpus: list[tuple[str, int]]) -> Iterator[Finding]:

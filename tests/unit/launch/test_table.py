@@ -91,7 +91,7 @@ def test_the_table_shows_step_reward_lag_rates_waits_losses_and_evaluations():
         "busy 75%",
         "waits 25%",
     ]
-    parts += ["new weights 4%", "idle 6%", "-0.0123", "0.987", "192 trained", "3 stale", "7 requests went on", "9 of 10", "a_2hop"]
+    parts += ["updating 4%", "idle 6%", "-0.0123", "0.987", "192 trained", "3 stale", "7 requests went on", "9 of 10", "a_2hop"]
     parts += ["no progress", "exit status 9"]
     for part in parts:
         assert part in text, part

@@ -14,7 +14,7 @@ from async_search_rl.config import parse_config
 from async_search_rl.errors import ConfigError, DataError
 from async_search_rl.launch.page import read_run, write_page
 from async_search_rl.launch.preflight import Finding
-from async_search_rl.tools.doctor import diagnose, parameter_count, show
+from async_search_rl.tools.doctor import devices_exist, diagnose, parameter_count, show
 from async_search_rl.tools.view import PageServer, episodes, overview
 
 
@@ -51,6 +51,13 @@ def test_a_configuration_is_looked_at_too(tmp_path):
     assert any(subject == "tokenizer" and level == "failure" for subject, level, _ in found)
     assert any(subject == "retrieval.url" and level == "warning" for subject, level, _ in found)
     assert any(subject == "estimate" and "1 M parameters" in text for subject, _, text in found)
+
+
+def test_devices_that_are_not_there_are_named():
+    config = parse_config({"generator": {"devices": [0, 4]}, "launch": {"learner_devices": [1], "learner_ranks": 2}})
+    assert [finding.subject for finding in devices_exist(config, 4)] == ["generator.devices", "launch.learner_ranks"]
+    assert [finding.subject for finding in devices_exist(config, 8)] == ["launch.learner_ranks"]
+    assert list(devices_exist(parse_config({}), 0)) == []
 
 
 def test_parameters_are_counted_from_headers_alone(tmp_path):
