@@ -27,6 +27,7 @@ from search.service import encode_reply
 
 TOPK = 3
 TIMEOUT_S = 300.0
+WARM_CLIENTS = 8
 Ask = Callable[[str], Awaitable[object]]
 
 
@@ -65,7 +66,7 @@ async def folding_clients(url: str, queries: Sequence[str], clients: int, second
     """The clients of one process through this project's client, as an actor's episodes ask."""
     stream = itertools.cycle(queries)
     async with SearchClient([url], topk=TOPK, timeout_s=TIMEOUT_S, retries=0) as client:
-        warm = await closed_loop(client.search, stream, clients, seconds / 4)
+        warm = await closed_loop(client.search, stream, min(clients, WARM_CLIENTS), seconds / 4)
         measured = await closed_loop(client.search, stream, clients, seconds)
         return {**measured, "all_queries": warm["queries"] + measured["queries"]}
 
@@ -82,7 +83,7 @@ async def separate_clients(url: str, queries: Sequence[str], clients: int, secon
                 assert reply.status == 200, found
                 assert len(found["result"]) == 1
 
-        await closed_loop(ask, stream, clients, seconds / 4)
+        await closed_loop(ask, stream, min(clients, WARM_CLIENTS), seconds / 4)
         return await closed_loop(ask, stream, clients, seconds)
 
 
