@@ -6,8 +6,8 @@
 All loops of one shape train on the same micro-batches with the same attention, loss, precision of master weights, AdamW and
 clipping, one step each in turn; figures are medians over the steps after the first two. ``zero3`` is the engine as the learner sets
 it up, ``zero3_stock`` the same without whole-block gathering and with DeepSpeed's default persistence, ``*_compiled`` has compiled
-blocks. ``ratio`` is tokens/s over ``plain`` (``*_compiled`` over ``plain_compiled``). ``unpartitioned`` counts the parameters that
-ZeRO-3 keeps whole.
+blocks. ``ratio`` is tokens/s over ``plain`` (``*_compiled`` over ``plain_compiled``), ``host_ratio`` the same of processor seconds.
+``unpartitioned`` counts the parameters that ZeRO-3 keeps whole.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -95,29 +96,29 @@ def measure_shape(shape: str, options: argparse.Namespace, ranks: Ranks) -> dict
     batch = make_batch(shape, options.tokens)
     micro_batches = make_micro_batches(batch, options.micro_batch_tokens or (16384 if device.type == "cuda" else 4096), device)
     loops = {name: make_loop(name, shape, options, ranks, dtype) for name in loop_names(options)}
-    seconds: dict[str, list[float]] = {name: [] for name in loops}
-    peaks = dict.fromkeys(loops, 0.0)
+    costs: dict[str, list[Cost]] = {name: [] for name in loops}
     for _, name in alternating(list(loops), options.steps):
-        took, peak = timed(lambda loop=loops[name]: train_step(loop, batch, micro_batches), device)  # type: ignore[misc]
-        seconds[name].append(took)
-        peaks[name] = max(peaks[name], peak)
+        costs[name].append(measured(lambda loop=loops[name]: train_step(loop, batch, micro_batches), device))  # type: ignore[misc]
     config = loops["plain"].module.model.config
     flops = training_flops(ModelShape.of(config), batch.lengths_S.tolist(), batch.trainable_tokens)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     peak_rate = peak_flops(name, "bfloat16" if dtype == torch.bfloat16 else "float32")
     figures: dict[str, Any] = {}
     for loop_name, loop in loops.items():
-        step_s = statistics.median(seconds[loop_name][WARM_UP_STEPS:])
+        counted = costs[loop_name][WARM_UP_STEPS:]
+        step_s = statistics.median(cost.seconds for cost in counted)
         figures[loop_name] = {
             "step_s": round(step_s, 4),
+            "host_s": round(statistics.median(cost.host_s for cost in counted), 4),
             "tokens_per_s": round(batch.tokens / step_s),
-            "step_peak_gib": round(peaks[loop_name], 3),
+            "step_peak_gib": round(max(cost.peak_gib for cost in counted), 3),
             "mfu": round(flops / step_s / peak_rate, 4) if peak_rate else None,
             "unpartitioned": loop.unpartitioned if isinstance(loop, Engine) else None,
         }
     for loop_name, row in figures.items():
         base = "plain_compiled" if loop_name.endswith("_compiled") else "plain"
         row["ratio"] = round(row["tokens_per_s"] / figures[base]["tokens_per_s"], 3)
+        row["host_ratio"] = round(figures[base]["host_s"] / row["host_s"], 3)
     return {
         "parameters": sum(p.numel() for p in loops["plain"].module.parameters()),
         "tokens": batch.tokens,
@@ -163,20 +164,32 @@ def train_step(loop: Any, batch: Batch, micro_batches: list[MicroBatch]) -> None
     loop.step(1e-6)
 
 
-def timed(work: Callable[[], Any], device: torch.device) -> tuple[float, float]:
-    """Seconds, and GiB of device memory that the work needed beyond what was held before it."""
+@dataclass(frozen=True)
+class Cost:
+    """What a piece of work took."""
+
+    seconds: float
+    """Wall time, the device's work included."""
+    host_s: float
+    """Processor seconds of this process, which other processes on a busy machine disturb less."""
+    peak_gib: float
+    """Device memory beyond what was held before."""
+
+
+def measured(work: Callable[[], Any], device: torch.device) -> Cost:
+    """Do ``work`` and say what it took."""
     cuda = device.type == "cuda"
     before = 0
     if cuda:
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
-    began = time.perf_counter()
+    began, host_began = time.perf_counter(), time.process_time()
     work()
     if cuda:
         torch.cuda.synchronize(device)
-    took = time.perf_counter() - began
-    return took, (torch.cuda.max_memory_allocated(device) - before) / GIB if cuda else 0.0
+    peak = (torch.cuda.max_memory_allocated(device) - before) / GIB if cuda else 0.0
+    return Cost(time.perf_counter() - began, time.process_time() - host_began, peak)
 
 
 def measure_padded(loop: PlainLoop, batch: Batch, micro_batches: list[MicroBatch], device: torch.device) -> dict[str, Any]:
@@ -206,7 +219,7 @@ def measure_padded(loop: PlainLoop, batch: Batch, micro_batches: list[MicroBatch
 
     seconds: dict[str, list[float]] = {"packed": [], "padded": []}
     for _, name in alternating(["packed", "padded"], 4):
-        seconds[name].append(timed(packed if name == "packed" else padded, device)[0])
+        seconds[name].append(measured(packed if name == "packed" else padded, device).seconds)
     speeds = {name: batch.tokens / min(took[1:]) for name, took in seconds.items()}
     used = batch.tokens / sum(ids.numel() for ids, _ in rows)
     return {
@@ -237,13 +250,12 @@ def measure_logits(options: argparse.Namespace, device: torch.device) -> dict[st
 
     result: dict[str, Any] = {"tokens": tokens, "vocabulary": vocabulary, "hidden": hidden}
     for name, work in (("chunked", chunked), ("whole", whole)):
-        took = []
-        peak = 0.0
+        costs = []
         for _ in range(4):
             states_Nd.grad = weight_Vd.grad = None
-            seconds, peak = timed(work, device)
-            took.append(seconds)
-        result[name] = {"seconds": round(min(took[1:]), 4), "peak_gib": round(peak, 3) if cuda else None}
+            costs.append(measured(work, device))
+        fastest = min(costs[1:], key=lambda cost: cost.seconds)
+        result[name] = {"seconds": round(fastest.seconds, 4), "peak_gib": round(fastest.peak_gib, 3) if cuda else None}
     return result
 
 
