@@ -1,4 +1,4 @@
-"""Checksum of a flat tensor's bytes: the same value on every device, near memory speed, without copying the tensor off it.
+"""Checksum of a flat tensor's bytes: the same value on every device, without copying the tensor off it.
 
 The bytes are read as rows of 32-bit words. Each row gives the multilinear hash ``sum_i key_i * word_i mod 2**64`` with fixed
 pseudo-random 64-bit keys (Lemire and Kaser, "Strongly universal string hashing is fast", 2014); the row sums and the length then

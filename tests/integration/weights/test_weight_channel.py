@@ -103,6 +103,7 @@ def test_a_receiver_that_never_joins_is_left_out_at_the_deadline() -> None:
         assert time.monotonic() - began >= 3.0
         assert said["sums"] == [expected]
         assert "silent" in c.sender.status()["receivers"]["r1"]["error"]
+        assert c.sender.status()["error"] == "all members must join within 3 s"
 
 
 def test_a_wedged_worker_is_served_alone_so_that_the_others_wait_for_it_once() -> None:
@@ -157,7 +158,9 @@ def test_a_damaged_bucket_is_refused_and_the_next_version_accepted() -> None:
         witness.wait_for("received")
         damaged.flats[-1].view(torch.int32)[17] ^= 1 << 30
         receiver = c.receiver("r1")
-        assert receiver.wait_for("failed")["version"] == damaged.version
+        failed = receiver.wait_for("failed")
+        assert failed["version"] == damaged.version
+        assert "digest of bucket" in failed["error"]
         assert "digest of bucket" in c.sender.status()["receivers"]["r1"]["error"]
         newer, expected = c.publish(1)
         said = receiver.wait_for("received")
