@@ -6,6 +6,7 @@ PY := .venv/bin/python
 demo:  ## train a search agent on this machine's CPU and show its reward rise
 	@bin/setup.sh cpu
 	@$(PY) bin/prepare demo
+	@rm -rf runs/demo
 	@$(PY) bin/launch configs/demo.toml
 
 test: check unit integration  ## lint, types and every test that needs no GPU
