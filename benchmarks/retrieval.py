@@ -3,8 +3,8 @@
     python benchmarks/retrieval.py --json runs/retrieval.json
 
 In: the prepared corpus, questions and encoder (`bin/prepare corpus`, `bin/prepare minilm`). Out: a table, and JSON with all
-figures. Everything compared is measured in one run with equal threads and top-k; the figures of one back end are taken one after
-another, so a drift of the machine hits them alike. Indexes are made once and kept in the work folder.
+figures. Everything compared is measured in one run with equal threads and top-k, in rounds that take every figure of a back end
+once, so that a drift of the machine hits them alike; the medians are reported. Indexes are made once and kept in the work folder.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from async_search_rl.config.retrieval import RetrievalSection
-from benchmarks.common import ROOT, machine, write_json
+from benchmarks.common import ROOT, machine, medians, write_json
 from benchmarks.retrieval_data import distinct_queries, make_large_corpus, make_large_vectors, with_repeats
 from benchmarks.retrieval_load import TOPK, folding_clients, one_at_a_time, overload, separate_clients
 from benchmarks.retrieval_service import cpu_s, files_bytes, memory_bytes, service
@@ -40,6 +40,7 @@ BACKENDS = {
 BATCHES = (64, 256)
 CLIENTS = (1, 8, 64)
 REPEATED = 0.5
+RECALL_QUERIES = 500
 
 
 def main(argv: list[str]) -> None:
@@ -54,7 +55,7 @@ def main(argv: list[str]) -> None:
         for name in args.backends or BACKENDS[size]:
             settings = _settings(name, corpus, args.work / size, args)
             _ensure_dense(name, size, settings, args)
-            row = {"size": size, "backend": name, **measure(settings, queries, args.seconds, args.work)}
+            row = {"size": size, "backend": name, **measure(settings, queries, args)}
             result["rows"].append(row)
             print(_line(row), flush=True)
             if args.json:
@@ -71,69 +72,65 @@ def main(argv: list[str]) -> None:
         write_json(args.json, result)
 
 
-def measure(settings: RetrievalSection, queries: Sequence[str], seconds: float, work: Path) -> dict[str, Any]:
-    """All figures of one back end over one corpus."""
+def measure(settings: RetrievalSection, queries: Sequence[str], args: argparse.Namespace) -> dict[str, Any]:
+    """All figures of one back end over one corpus: medians over rounds that each take every figure once."""
     index = open_backend(settings)
     assert isinstance(index, CorpusIndex)
-    documents = len(index.corpus)
-    single_s, single = raw_single(index.rows, queries, seconds)
-    batches = {str(size): raw_batch(index.rows, queries, size, seconds) for size in BATCHES}
-    best_batch = max(batches.values(), key=lambda one: one["queries_per_s"])
-    raw = {"single_queries_per_s": single, "batch_queries_per_s": best_batch["queries_per_s"], "by_batch_size": batches}
-    answers = index.rows.rank(queries[: _affordable(single_s, seconds, len(queries), 256)], TOPK).rows_QK.tolist()
-    seconds = max(seconds, 4 * max(CLIENTS) / best_batch["queries_per_s"])  # A few rounds of all clients, however slow the index.
-
-    async def against_reference() -> dict[str, dict[str, float]]:
-        async with one_at_a_time(index) as url:
-            return {str(clients): await separate_clients(url, queries, clients, seconds) for clients in (1, 64)}
-
-    reference = asyncio.run(against_reference())
-    index.close()
-    with service(settings, work) as (url, process):
+    with service(settings, args.work) as (url, process):
         opened = memory_bytes(process.pid)
-        served = {str(n): asyncio.run(folding_clients(url, queries, n, seconds)) for n in CLIENTS if n != 64}
-        before_cpu_s = cpu_s(process.pid)
-        served["64"] = asyncio.run(folding_clients(url, queries, 64, seconds))
-        service_cpu_us = 1e6 * (cpu_s(process.pid) - before_cpu_s) / served["64"].pop("all_queries")
-        separate = {str(n): asyncio.run(separate_clients(url, queries, n, seconds)) for n in CLIENTS}
+        figures = medians([one_round(index, url, process.pid, queries, args.seconds) for _ in range(args.repeats)])
         used = memory_bytes(process.pid)
-    with service(msgspec.structs.replace(settings, cache_entries=100_000), work) as (url, _):
-        repeated = with_repeats(list(queries), REPEATED)
-        cached = asyncio.run(folding_clients(url, repeated, 64, seconds))
+    with service(msgspec.structs.replace(settings, cache_entries=100_000), args.work) as (url, _):
+        seconds = _long_enough(args.seconds, figures["raw"]["batch_queries_per_s"])
+        figures["service_cached"] = asyncio.run(folding_clients(url, with_repeats(list(queries), REPEATED), 64, seconds))
+    answers = index.rows.rank(queries[:RECALL_QUERIES], TOPK).rows_QK.tolist() if settings.backend == "dense" else []
     files = files_bytes(settings)
-    best = max(served["64"]["queries_per_s"], separate["64"]["queries_per_s"])
+    index.close()
+    raw, served, separate = figures["raw"], figures["service"]["64"], figures["service_separate"]["64"]
+    best, reference = max(served["queries_per_s"], separate["queries_per_s"]), figures["reference"]["64"]["queries_per_s"]
     return {
-        "documents": documents,
-        "raw": raw,
-        "reference": reference,
-        "service": served,
-        "service_separate": separate,
-        "service_cached": cached,
-        "cpu_us_per_query": {
-            "raw_batch": best_batch["cpu_us"],
-            "service": service_cpu_us,
-            "client": served["64"]["client_cpu_us"],
-        },
+        "documents": len(index.corpus),
+        **figures,
         "memory": {"opened_bytes": opened, "used_bytes": used, "files_bytes": files, "ratio": used / files},
         "ratios": {
             "service_over_raw_batch": best / raw["batch_queries_per_s"],
-            "service_over_reference": served["64"]["queries_per_s"] / reference["64"]["queries_per_s"],
-            "separate_over_reference": separate["64"]["queries_per_s"] / reference["64"]["queries_per_s"],
+            "service_over_reference": served["queries_per_s"] / reference,
+            "separate_over_reference": separate["queries_per_s"] / reference,
             "raw_batch_over_raw_single": raw["batch_queries_per_s"] / raw["single_queries_per_s"],
         },
         "answers": answers,
     }
 
 
-def raw_single(rows: RowIndex, queries: Sequence[str], seconds: float) -> tuple[float, float]:
-    """Seconds a query and queries a second of the library asked one by one."""
-    rows.rank(queries[:2], TOPK)
-    started, done = time.perf_counter(), 0
-    while done < len(queries) and (time.perf_counter() - started < seconds or done < 3):
-        rows.rank([queries[done]], TOPK)
-        done += 1
-    each_s = (time.perf_counter() - started) / done
-    return each_s, 1 / each_s
+def one_round(index: CorpusIndex, url: str, pid: int, queries: Sequence[str], seconds: float) -> dict[str, Any]:
+    """Each figure once, of the library in this process, of the reference server, and of the service at ``url``."""
+    batches = {str(size): raw_batch(index.rows, queries, size, seconds) for size in BATCHES}
+    best_batch = max(batches.values(), key=lambda one: one["queries_per_s"])
+    raw = {
+        "single_queries_per_s": raw_batch(index.rows, queries, 1, seconds)["queries_per_s"],
+        "batch_queries_per_s": best_batch["queries_per_s"],
+        "batch_cpu_us": best_batch["cpu_us"],
+        "by_batch_size": batches,
+    }
+    seconds = _long_enough(seconds, best_batch["queries_per_s"])
+
+    async def against_reference() -> dict[str, dict[str, float]]:
+        async with one_at_a_time(index) as reference_url:
+            return {str(clients): await separate_clients(reference_url, queries, clients, seconds) for clients in (1, 64)}
+
+    reference = asyncio.run(against_reference())
+    served = {}
+    for clients in CLIENTS:
+        before_s = cpu_s(pid)
+        one = served[str(clients)] = asyncio.run(folding_clients(url, queries, clients, seconds))
+        one["service_cpu_us"] = 1e6 * (cpu_s(pid) - before_s) / one.pop("all_queries")
+    separate = {str(clients): asyncio.run(separate_clients(url, queries, clients, seconds)) for clients in CLIENTS}
+    return {"raw": raw, "reference": reference, "service": served, "service_separate": separate}
+
+
+def _long_enough(seconds: float, queries_per_s: float) -> float:
+    """A few rounds of all clients, however slow the index."""
+    return max(seconds, 4 * max(CLIENTS) / queries_per_s)
 
 
 def raw_batch(rows: RowIndex, queries: Sequence[str], size: int, seconds: float) -> dict[str, float]:
@@ -200,10 +197,6 @@ def _ensure_dense(name: str, size: str, settings: RetrievalSection, args: argpar
     write_faiss(vectors_ND, settings.faiss, path)
 
 
-def _affordable(each_s: float, seconds: float, most: int, least: int) -> int:
-    return int(min(most, max(least, seconds / each_s), 2000))
-
-
 def markdown(result: dict[str, Any]) -> str:
     """The rows as the table of benchmarks/README.md."""
     heads = (
@@ -257,7 +250,8 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--sizes", nargs="+", choices=("small", "large"), default=["small", "large"], help="corpora")
     parser.add_argument("--backends", nargs="+", help="back ends, as NAME or NAME/VARIANT (default: all)")
     parser.add_argument("--threads", type=int, default=1, help="search threads, of the libraries and of the service")
-    parser.add_argument("--seconds", type=float, default=3.0, help="seconds of one measurement")
+    parser.add_argument("--seconds", type=float, default=1.0, help="seconds of one measurement")
+    parser.add_argument("--repeats", type=int, default=3, help="rounds, of whose figures the median is taken")
     parser.add_argument("--soak", type=float, default=0.0, help="seconds of overload at the end; 0: none")
     parser.add_argument("--soak-backend", default="bm25/numpy", help="back end that is overloaded")
     parser.add_argument("--json", type=Path, help="file for all figures")
