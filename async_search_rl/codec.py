@@ -55,7 +55,7 @@ def decode(data: bytes, max_bytes: int = DEFAULT_MAX_BYTES) -> Any:
     except SchemaError:
         raise
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
-        raise SchemaError(f"message is not valid msgpack: {error or type(error).__name__}") from error
+        raise SchemaError(f"message is not valid msgpack: {str(error) or type(error).__name__}") from error
     if not isinstance(message, dict) or set(message) != {"schema", "body"}:
         raise SchemaError("message must be a map of schema and body")
     if message["schema"] != SCHEMA_VERSION:
@@ -74,11 +74,7 @@ def decode_message(data: bytes, kind: type[T], max_bytes: int = DEFAULT_MAX_BYTE
     Raises:
         SchemaError: naming the field that is missing, unknown or of the wrong type.
     """
-    body = decode(data, max_bytes)
-    try:
-        return msgspec.convert(body, kind)
-    except msgspec.ValidationError as error:
-        raise SchemaError(f"{kind.__name__}: {error}") from error
+    return _convert(decode(data, max_bytes), kind, kind.__name__)
 
 
 def group_to_tree(group: Group) -> dict[str, Any]:
@@ -168,6 +164,8 @@ def _convert(tree: Any, kind: type[T], where: str) -> T:
         return msgspec.convert(tree, kind)
     except msgspec.ValidationError as error:
         raise SchemaError(f"{where}: {error}") from error
+    except IndexError as error:  # msgspec reads an array in a map's place as if it were a map
+        raise SchemaError(f"{where}: maps must not be arrays, got one") from error
 
 
 def _pack_array(value: Any) -> msgpack.ExtType:
@@ -194,4 +192,6 @@ def _unpack_array(code: int, data: bytes) -> np.ndarray[Any, Any]:
     expected = math.prod(shape) * np.dtype(dtype).itemsize
     if len(raw) != expected:
         raise SchemaError(f"array bytes must be {expected} long for {dtype} {shape}, got {len(raw)}")
+    if dtype == "|b1" and raw.translate(None, b"\x00\x01"):
+        raise SchemaError("array bytes must be 0 or 1 for |b1, got another value")
     return np.frombuffer(raw, dtype=dtype).reshape(shape)

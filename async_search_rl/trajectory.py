@@ -9,6 +9,7 @@ Legend: T tokens of one trajectory, G trajectories of one group.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, get_args
@@ -157,7 +158,9 @@ class Trajectory:
         _require(self.outcome in get_args(Outcome), f"outcome must be one of {get_args(Outcome)}", self.outcome)
         _require((self.reward is None) == (self.outcome == "fault"), "reward must be None exactly for a fault", self.reward)
         _require((self.fault is None) == (self.outcome != "fault"), "fault must be set exactly for the outcome fault", self.fault)
-        _require(self.reward is None or bool(np.isfinite(self.reward)), "reward must be finite", self.reward)
+        _require(self.reward is None or math.isfinite(self.reward), "reward must be finite", self.reward)
+        _require(all(map(math.isfinite, self.reward_parts.values())), "reward_parts must be finite", self.reward_parts)
+        _require(0 <= self.seconds < math.inf, "seconds must be finite and >= 0", self.seconds)
         _require(not self.valid or bool(self.loss_mask.any()), "a valid trajectory must have sampled tokens", 0)
 
 

@@ -59,6 +59,9 @@ def group(*members: Trajectory, **changes: Any) -> Group:
         ({"outcome": "won"}, "outcome must be one of"),
         ({"reward": None}, "reward must be None exactly for a fault"),
         ({"reward": float("nan")}, "reward must be finite"),
+        ({"reward_parts": {"f1": float("nan")}}, "reward_parts must be finite"),
+        ({"seconds": float("inf")}, "seconds must be finite and >= 0"),
+        ({"seconds": -1.0}, "seconds must be finite and >= 0"),
         ({"outcome": "fault", "reward": None}, "fault must be set exactly"),
     ],
 )
@@ -130,6 +133,15 @@ def test_messages_are_typed_and_name_the_wrong_field() -> None:
         decode_message(encode({"actor": "a", "running": [], "want": "2", "want_evaluations": 0, "wait_s": 1.0}), LeaseRequest)
 
 
+def test_an_array_in_the_place_of_a_map_is_refused() -> None:
+    request = {"actor": "a", "running": [np.zeros(1)], "want": 2, "want_evaluations": 0, "wait_s": 1.0}
+    for body in (np.zeros(1), request):
+        with pytest.raises(SchemaError, match="LeaseRequest: maps must not be arrays"):
+            decode_message(encode(body), LeaseRequest)
+    with pytest.raises(SchemaError, match="group: maps must not be arrays"):
+        decode_group(encode(np.zeros(1)))
+
+
 def test_what_has_no_place_on_the_wire_is_refused_when_sent() -> None:
     for bad in ({"x": object()}, {"x": np.array(["a"])}, {"x": np.zeros(2, dtype=np.complex64)}, {"x": {1, 2}}):
         with pytest.raises(SchemaError, match="cannot be encoded"):
@@ -153,6 +165,7 @@ def test_arrays_with_a_lying_header_are_refused() -> None:
         ("<i4", [-1], b""),
         ("<i4", [1 << 62, 4], b""),
         ("<i4", "x", b""),
+        ("|b1", [2], b"\1\2"),
     ):
         with pytest.raises(SchemaError, match="array"):
             decode(message(*header))
