@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import re
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -80,26 +82,27 @@ def _port(configured: int, folder: Path) -> int:
     before = folder / URL_FILE
     if configured or not before.exists():
         return configured
-    port = before.read_text(encoding="ascii").strip().rpartition(":")[2]
-    return int(port) if port.isdigit() and _is_free(int(port)) else 0
+    port = before.read_text(encoding="ascii", errors="replace").strip().rpartition(":")[2]
+    return int(port) if re.fullmatch("[0-9]{1,5}", port) and _is_free(int(port)) else 0
 
 
 def _is_free(port: int) -> bool:
-    import socket
-
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
-        except OSError:
+        except (OSError, OverflowError):
             return False
     return True
 
 
 @contextlib.contextmanager
 def _only_user_of(folder: Path) -> Iterator[None]:
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise ConfigError(f"run.dir and run.name must be a folder that can be written, got {folder}: {error.strerror}") from error
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

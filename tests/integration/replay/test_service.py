@@ -200,12 +200,22 @@ def test_starts_that_cannot_work_say_why_in_one_line(replay, tmp_path):
             ("--set", "data.train="): "data.train",
             ("--set", "replay.host=0.0.0.0"): "token",
             ("--set", "replay.batch_groups=0"): "replay.batch_groups",
+            ("--set", f"run.dir={tmp_path / 'train.jsonl'}"): "run.dir",
         },
     )
     segment = next((process.folder / "replay").glob("segment-*.log"))
     os.rename(segment, segment.with_name("segment-00000009.log"))
     (process.folder / "replay" / "segment-00000007.log").write_bytes(b"")
     assert_refused(process, {(): "must follow one another"})
+
+
+@pytest.mark.parametrize("left", [b"http://127.0.0.1:99999", b"\xff\xfe", b""])
+def test_an_unusable_address_that_a_run_left_behind_is_replaced(replay, left):
+    process = replay()
+    process.folder.mkdir()
+    (process.folder / "replay.url").write_bytes(left)
+    assert process.start().startswith("http://127.0.0.1:")
+    assert process.stop() == 0
 
 
 def assert_refused(process, refusals):
