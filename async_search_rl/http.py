@@ -192,6 +192,8 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
         return await handler(request)
     except web.HTTPRequestEntityTooLarge:
         return error_response(request, 413, "TooLargeError", f"the body must be at most {request.client_max_size} bytes")
+    except web.RequestPayloadError as error:
+        return error_response(request, 400, "SchemaError", f"the body must arrive whole and in its Content-Encoding: {error}")
     except web.HTTPException as error:
         if error.status < 400:
             raise

@@ -141,3 +141,13 @@ def test_an_announcement_is_one_line(tmp_path: Path) -> None:
     announce(tmp_path / "run" / "search.url", "http://127.0.0.1:1")
     assert (tmp_path / "run" / "search.url").read_text(encoding="ascii") == "http://127.0.0.1:1\n"
     assert len(list((tmp_path / "run").iterdir())) == 1
+
+
+def test_a_body_that_is_not_what_its_encoding_says_is_the_callers_fault() -> None:
+    async def scenario(url: str) -> None:
+        async with client_session("secret", 5) as session:
+            error = await error_of(session, url + "/x", data=b"plain", headers={"Content-Encoding": "gzip"}, compress=False)
+            assert isinstance(error, SchemaError)
+            assert "Content-Encoding" in str(error)
+
+    run(scenario)
