@@ -5,7 +5,9 @@ Derived limits are properties here, never second settings.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -89,6 +91,7 @@ def check(config: Config) -> list[str]:
     Raises:
         ConfigError: naming the keys that cannot work together and their values.
     """
+    _check_names(config)
     _check_rollout(config)
     _check_algorithm(config)
     _require(
@@ -102,6 +105,22 @@ def check(config: Config) -> list[str]:
     if config.rollout.ignore_eos:
         warnings.append("rollout.ignore_eos = true: meant for throughput measurements, not for training")
     return warnings
+
+
+def _check_names(c: Config) -> None:
+    name = c.run.name
+    _require(name == Path(name).name and name not in ("", ".."), "run.name must be the name of one folder", name)
+    urls = [("replay.url", c.replay.url), *(("retrieval.url", url) for url in c.retrieval.url.split(","))]
+    for key, url in urls:
+        _require(not url.strip() or _is_address(url.strip()), f"{key} must be http://host:port", url)
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 def _check_rollout(c: Config) -> None:

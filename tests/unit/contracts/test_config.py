@@ -35,6 +35,12 @@ def write(tmp_path: Path, text: str) -> Path:
         ("reward.exact_match=0", "one of reward.exact_match, reward.f1 and reward.format must not be 0"),
         ("learner.offload_optimizer=nvme", "learner.nvme_path must be set"),
         ("weights.publish_every=3", "weights.publish_every must be <= replay.max_staleness + 1 (2), got 3"),
+        ("run.name=a/b", "run.name must be the name of one folder, got 'a/b'"),
+        ("run.name=..", "run.name must be the name of one folder, got '..'"),
+        ("run.name=", "run.name must be the name of one folder, got ''"),
+        ("replay.url=localhost:80", "replay.url must be http://host:port, got 'localhost:80'"),
+        ("replay.url=http://h:x", "replay.url must be http://host:port, got 'http://h:x'"),
+        ("retrieval.url=http://a:1,b:2", "retrieval.url must be http://host:port, got 'b:2'"),
         ("seed=1", "--set takes section.key=value, got 'seed=1'"),
     ],
 )
