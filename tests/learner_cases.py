@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from async_search_rl.version import PolicyVersion
 ROOT = Path(__file__).resolve().parents[1]
 LEARNER = ROOT / "bin" / "learner"
 VOCABULARY = 96
+_started: list[subprocess.Popen[str]] = []
 
 
 def trajectory(
@@ -120,17 +122,32 @@ def learner_command(config: Config, recorded: Path | None, *, ranks: int = 1, pr
 def start_process(command: Sequence[str]) -> subprocess.Popen[str]:
     """A process in a session of its own, on one thread a rank, without the network settings of this one's launcher."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(
+    process = subprocess.Popen(
         command, env=env, cwd=ROOT, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
+    _started.append(process)
+    return process
+
+
+def kill_what_is_left() -> None:
+    """End the processes a failed test has left."""
+    while _started:
+        process = _started.pop()
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+
+
+def ended(process: subprocess.Popen[str], status: int = 0) -> str:
+    """The process's output, once it has ended with ``status``."""
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == status, output
+    return output
 
 
 def run_learner(config: Config, recorded: Path | None, *, ranks: int = 1) -> str:
     """Run a learner to its end; its output. A failure is raised with it."""
-    process = start_process(learner_command(config, recorded, ranks=ranks))
-    output, _ = process.communicate(timeout=240)
-    assert process.returncode == 0, output
-    return output
+    return ended(start_process(learner_command(config, recorded, ranks=ranks)))
 
 
 def learner_records(config: Config) -> list[dict[str, Any]]:

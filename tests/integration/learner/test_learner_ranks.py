@@ -1,5 +1,6 @@
 """Gradients of ZeRO-3 on one rank and on two equal those of plain torch on the whole batch."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from learner.batch import batch_from_groups, micro_batch
 from learner.losses import TokenBatch, loss_weights, policy_loss
 from learner.policy import PackedPolicy
 from learner.recorded import read_groups, write_groups
-from tests.learner_cases import groups, learner_command, learner_config, model_folder, start_process
+from tests.learner_cases import ended, groups, learner_command, learner_config, model_folder, start_process
 
 pytestmark = pytest.mark.integration
 
@@ -39,11 +40,8 @@ loop.run(load_config(sys.argv[1]), Path(sys.argv[3]))
 """
 
 
-def zero3_gradients(config: Config, recorded: Path, ranks: int, program: Path) -> dict[str, torch.Tensor]:
-    command = learner_command(config, recorded, ranks=ranks, program=program)
-    process = start_process(command)
-    output, _ = process.communicate(timeout=240)
-    assert process.returncode == 0, output
+def zero3_gradients(config: Config, process: subprocess.Popen[str]) -> dict[str, torch.Tensor]:
+    ended(process)
     gradients: dict[str, torch.Tensor] = torch.load(f"{config.run.dir}/{config.run.name}.toml.gradients", weights_only=True)
     return gradients
 
@@ -87,9 +85,12 @@ def test_one_rank_two_ranks_and_plain_torch_give_the_same_gradients(tmp_path: Pa
             checkpoint={"export_at_end": False},
         )
 
+    processes = {
+        ranks: start_process(learner_command(config(f"ranks{ranks}"), recorded, ranks=ranks, program=program)) for ranks in (1, 2)
+    }
     plain = plain_gradients(config("plain"), recorded)
-    for ranks in (1, 2):
-        gradients = zero3_gradients(config(f"ranks{ranks}"), recorded, ranks, program)
+    for ranks, process in processes.items():
+        gradients = zero3_gradients(config(f"ranks{ranks}"), process)
         assert gradients.keys() == plain.keys()
         for name, expected in plain.items():
             torch.testing.assert_close(gradients[name], expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()), msg=name)

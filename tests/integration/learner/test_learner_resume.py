@@ -8,7 +8,16 @@ import pytest
 
 from async_search_rl.config import Config
 from learner.recorded import write_groups
-from tests.learner_cases import groups, learner_command, learner_config, learner_records, model_folder, run_learner, start_process
+from tests.learner_cases import (
+    ended,
+    groups,
+    learner_command,
+    learner_config,
+    learner_records,
+    model_folder,
+    run_learner,
+    start_process,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -57,14 +66,14 @@ def test_killed_in_step_five_of_ten_the_rest_is_bit_equal(tmp_path: Path, ranks:
             checkpoint={"every": 2},
         )
 
-    run_learner(config("whole"), recorded, ranks=ranks)
     program = tmp_path / "killed.py"
     program.write_text(KILLED_AT_BATCH_5)
+    whole = start_process(learner_command(config("whole"), recorded, ranks=ranks))
     killed = start_process(learner_command(config("killed"), recorded, ranks=ranks, program=program))
-    output, _ = killed.communicate(timeout=240)
-    assert killed.returncode == -signal.SIGKILL, output
+    ended(killed, -signal.SIGKILL)
     assert [record["step"] for record in learner_records(config("killed"))] in ([1, 2, 3, 4], [1, 2, 3, 4, 5])
     run_learner(config("killed"), recorded, ranks=ranks)
+    ended(whole)
 
     names = (*STEP_FIGURES, *(("value_loss", "critic_grad_norm") if advantage == "gae" else ()))
     assert figures(config("killed"), names) == figures(config("whole"), names)
@@ -79,9 +88,10 @@ def test_two_ranks_checkpoint_is_resumed_by_one(tmp_path: Path) -> None:
     def config(name: str, steps: int) -> Config:
         return learner_config(tmp_path, model, run={"name": name, "max_steps": steps}, algorithm={"advantage": "gae"})
 
+    alone = start_process(learner_command(config("one", 5), recorded))
     run_learner(config("two", 3), recorded, ranks=2)
     run_learner(config("two", 5), recorded, ranks=1)
-    run_learner(config("one", 5), recorded, ranks=1)
+    ended(alone)
     two, one = learner_records(config("two", 5)), learner_records(config("one", 5))
     assert [record["step"] for record in two] == [1, 2, 3, 4, 5]
     for name in ("loss", "value_loss", "grad_norm", "critic_grad_norm"):

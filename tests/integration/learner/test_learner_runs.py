@@ -20,6 +20,7 @@ from learner.checkpoint import list_checkpoints, step_of
 from learner.recorded import read_groups, write_groups
 from tests.learner_cases import (
     LEARNER,
+    ended,
     groups,
     learner_command,
     learner_config,
@@ -87,6 +88,10 @@ def test_a_batch_that_is_not_finite_is_skipped_and_kept_for_a_look(tmp_path: Pat
     made[BATCH] = with_changes(made[BATCH], lambda t: {"reward": 1e300 * t.reward})
     write_groups(recorded, made)
     config = learner_config(tmp_path, start, algorithm={"advantage": "dr_grpo"})
+    others = tmp_path / "others.groups"
+    write_groups(others, made[:BATCH] + made[2 * BATCH :])
+    without = learner_config(tmp_path, start, run={"name": "without", "max_steps": 3}, algorithm={"advantage": "dr_grpo"})
+    process = start_process(learner_command(without, others))
     run_learner(config, recorded)
     records = learner_records(config)
     assert [r["skipped"] for r in records] == [0, 1, 0, 0]
@@ -94,9 +99,7 @@ def test_a_batch_that_is_not_finite_is_skipped_and_kept_for_a_look(tmp_path: Pat
     saved = read_groups(config.run.folder / "skipped" / "step-00000002.groups")
     assert [decode_group(g).ticket for g in saved] == [3, 4, 5]
 
-    write_groups(recorded, made[:BATCH] + made[2 * BATCH :])
-    without = learner_config(tmp_path, start, run={"name": "without", "max_steps": 3}, algorithm={"advantage": "dr_grpo"})
-    run_learner(without, recorded)
+    ended(process)
     assert digest(without.run.folder / "model") == digest(config.run.folder / "model"), "a skipped step leaves no trace"
 
 
@@ -116,14 +119,14 @@ def test_a_rollback_goes_on_as_if_the_bad_batches_had_not_been(tmp_path: Path) -
             tmp_path, start, run={"name": name, "max_steps": steps}, guard={**guard, "action": action}, checkpoint={"every": 1}
         )
 
+    others = tmp_path / "others.groups"
+    write_groups(others, made[: 2 * BATCH] + made[4 * BATCH :])
+    without = start_process(learner_command(config("without", 4, "stop"), others))
     output = run_learner(config("back", 6, "rollback"), recorded)
     assert "back to the weights of step-00000002" in output
     assert "guard.max_kl" in output
-    process = start_process(learner_command(config("stopped", 6, "stop"), recorded))
-    output, _ = process.communicate(timeout=240)
-    assert process.returncode == 1
-    assert output.splitlines()[-1].startswith("learner: guard: kl_behaviour must be <= 50.0 (guard.max_kl), got"), output
+    output = ended(start_process(learner_command(config("stopped", 6, "stop"), recorded)), 3)
+    assert output.splitlines()[-1].startswith("learner: stopped: guard: kl_behaviour must be <= 50.0 (guard.max_kl), got"), output
 
-    write_groups(recorded, made[: 2 * BATCH] + made[4 * BATCH :])
-    run_learner(config("without", 4, "stop"), recorded)
+    ended(without)
     assert digest(config("without", 4, "stop").run.folder / "model") == digest(config("back", 6, "rollback").run.folder / "model")
