@@ -81,7 +81,7 @@ def measure(settings: RetrievalSection, queries: Sequence[str], args: argparse.N
         figures = medians([one_round(index, url, process.pid, queries, args.seconds) for _ in range(args.repeats)])
         used = memory_bytes(process.pid)
     with service(msgspec.structs.replace(settings, cache_entries=100_000), args.work) as (url, _):
-        seconds = _long_enough(args.seconds, figures["raw"]["batch_queries_per_s"])
+        seconds = _long_enough(args.seconds, 64, figures["raw"]["batch_queries_per_s"])
         figures["service_cached"] = asyncio.run(folding_clients(url, with_repeats(list(queries), REPEATED), 64, seconds))
     answers = index.rows.rank(queries[:RECALL_QUERIES], TOPK).rows_QK.tolist() if settings.backend == "dense" else []
     files = files_bytes(settings)
@@ -112,25 +112,25 @@ def one_round(index: CorpusIndex, url: str, pid: int, queries: Sequence[str], se
         "batch_cpu_us": best_batch["cpu_us"],
         "by_batch_size": batches,
     }
-    seconds = _long_enough(seconds, best_batch["queries_per_s"])
 
     async def against_reference() -> dict[str, dict[str, float]]:
         async with one_at_a_time(index) as reference_url:
             return {str(clients): await separate_clients(reference_url, queries, clients, seconds) for clients in (1, 64)}
 
     reference = asyncio.run(against_reference())
-    served = {}
+    served, separate = {}, {}
     for clients in CLIENTS:
+        enough = _long_enough(seconds, clients, best_batch["queries_per_s"])
         before_s = cpu_s(pid)
-        one = served[str(clients)] = asyncio.run(folding_clients(url, queries, clients, seconds))
+        one = served[str(clients)] = asyncio.run(folding_clients(url, queries, clients, enough))
         one["service_cpu_us"] = 1e6 * (cpu_s(pid) - before_s) / one.pop("all_queries")
-    separate = {str(clients): asyncio.run(separate_clients(url, queries, clients, seconds)) for clients in CLIENTS}
+        separate[str(clients)] = asyncio.run(separate_clients(url, queries, clients, enough))
     return {"raw": raw, "reference": reference, "service": served, "service_separate": separate}
 
 
-def _long_enough(seconds: float, queries_per_s: float) -> float:
+def _long_enough(seconds: float, clients: int, queries_per_s: float) -> float:
     """A few rounds of all clients, however slow the index."""
-    return max(seconds, 4 * max(CLIENTS) / queries_per_s)
+    return max(seconds, 3 * clients / queries_per_s)
 
 
 def raw_batch(rows: RowIndex, queries: Sequence[str], size: int, seconds: float) -> dict[str, float]:
