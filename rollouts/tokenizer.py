@@ -51,7 +51,9 @@ class TransformersTokenizer:
         self._inner = inner
         self._where = where
         self._vocabulary: dict[str, int] = inner.get_vocab()
-        self.special_tokens: tuple[str, ...] = tuple(inner.all_special_tokens)
+        # Many vocabularies name only BOS and EOS as special, and merely add their other control tokens.
+        control = (token.content for token in inner.added_tokens_decoder.values() if token.special)
+        self.special_tokens: tuple[str, ...] = tuple(dict.fromkeys([*inner.all_special_tokens, *control]))
         self.eos_id: int | None = inner.eos_token_id
 
     def encode(self, text: str) -> list[int]:
@@ -68,10 +70,12 @@ class TransformersTokenizer:
 
     def chat(self, messages: Sequence[Message]) -> list[int]:
         """See :meth:`Tokenizer.chat`."""
+        from jinja2 import TemplateError
+
         rows = [{"role": message.role, "content": message.content} for message in messages]
         try:
             text = self._inner.apply_chat_template(rows, tokenize=False, add_generation_prompt=True)
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, TemplateError) as error:
             raise DataError(
                 f"the tokenizer of {self._where} must have a chat template for these messages: {_first_line(error)}"
             ) from error
