@@ -97,3 +97,8 @@ class Episode:
     def _see(self, version: int) -> None:
         step = PolicyVersion.unpack(version).step
         self.oldest_step = step if self.oldest_step is None else min(self.oldest_step, step)
+
+
+def refused(fault: str) -> Trajectory:
+    """The trajectory of an episode that could not begin, of which not a token was sampled."""
+    return Episode([0]).finish("fault", None, fault=fault)

@@ -8,6 +8,8 @@ data source and by hops. One engine serves all folders, one after the other; it 
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -17,14 +19,14 @@ from typing import Any
 import msgspec
 
 from async_search_rl.config.schema import Config
-from async_search_rl.errors import ConfigError, DeadlineError, EngineError, WeightSyncError
+from async_search_rl.errors import ConfigError, DataError, DeadlineError, EngineError, ServiceError, WeightSyncError
 from async_search_rl.launch import pieces
 from async_search_rl.launch.process import LocalProcess
 from async_search_rl.questions import Question, read_questions
 from async_search_rl.trajectory import Trajectory
 from async_search_rl.version import PolicyVersion
 from rollouts.agent import Agent
-from rollouts.episode import Episode
+from rollouts.episode import Episode, refused
 from rollouts.generator import check_model, engine_seed, make_agent, read_url
 from rollouts.prompts import Prompts
 from rollouts.protocol import make_actions
@@ -37,21 +39,27 @@ _POLL_S = 0.05
 _SEARCH_URL_FILE = "search.url"
 
 
-async def evaluate(config: Config, models: Sequence[str]) -> list[dict[str, Any]]:
-    """One report a model folder, in order; see :func:`report`.
+async def evaluate(config: Config, models: Sequence[str], report_file: Path | None = None) -> list[dict[str, Any]]:
+    """One report a model folder, in order (see :func:`report`); as JSON in ``report_file`` too.
 
     Raises:
-        ConfigError, DataError: no held-out questions, or a folder that is no model.
+        ConfigError, DataError: no held-out questions, a folder that is no model, or a file that cannot be written.
         EngineError: the engine did not start, or died.
+        ServiceError: every episode of a model ended by a fault.
     """
     if not config.data.eval:
         raise ConfigError("data.eval must name the held-out questions, got none")
+    if report_file is not None and not os.access(report_file.parent, os.W_OK):
+        raise ConfigError(f"the report must go to a folder that can be written, got {str(report_file)!r}")
     questions = read_questions(config.data.eval)[: config.data.eval_questions]
     prepare_environment(config)
     for model in models:
         check_model(with_model(config, model))
     async with retrieval(config) as served:
-        return await _score(with_model(served, models[0]), models, questions)
+        reports = await _score(with_model(served, models[0]), models, questions)
+    if report_file is not None:
+        report_file.write_text(json.dumps(reports, indent=1) + "\n", encoding="utf-8")
+    return reports
 
 
 async def _score(config: Config, models: Sequence[str], questions: Sequence[Question]) -> list[dict[str, Any]]:
@@ -71,6 +79,7 @@ async def _score(config: Config, models: Sequence[str], questions: Sequence[Ques
                     await _load(engine, model, version._replace(step=step).pack())
                 start = time.monotonic()
                 episodes = await play_all(agent, prompts, questions, config)
+                _require_played(model, episodes, engine.dead)
                 reports.append({"model": model, "seconds": time.monotonic() - start, **report(questions, episodes)})
     finally:
         await engine.close()
@@ -78,14 +87,30 @@ async def _score(config: Config, models: Sequence[str], questions: Sequence[Ques
 
 
 async def play_all(agent: Agent, prompts: Prompts, questions: Sequence[Question], config: Config) -> list[Trajectory]:
-    """One episode a question, ``rollout.running_evaluations`` at a time, at ``rollout.eval_temperature``."""
+    """One episode a question, ``rollout.running_evaluations`` at a time, at ``rollout.eval_temperature``.
+
+    A question that cannot be asked (its prompt is too long) makes a fault, as it does in a run.
+    """
     places = asyncio.Semaphore(config.rollout.running_evaluations)
 
     async def play(question: Question) -> Trajectory:
         async with places:
-            return await agent.play(Episode(prompts.ids(question)), question.answers, config.rollout.eval_temperature)
+            try:
+                episode = Episode(prompts.ids(question))
+            except DataError as error:
+                return refused(str(error))
+            return await agent.play(episode, question.answers, config.rollout.eval_temperature)
 
     return list(await asyncio.gather(*(play(question) for question in questions)))
+
+
+def _require_played(model: str, episodes: Sequence[Trajectory], engine_dead: bool) -> None:
+    """Refuse figures that say nothing of the model."""
+    fault = next((episode.fault for episode in episodes if episode.fault), None)
+    if engine_dead:
+        raise EngineError(f"the engine died while {model} was evaluated: {fault}")
+    if not any(episode.valid for episode in episodes):
+        raise ServiceError(f"not one episode of {model} could be played; first fault: {fault}")
 
 
 def report(questions: Sequence[Question], episodes: Sequence[Trajectory]) -> dict[str, Any]:
@@ -114,7 +139,7 @@ def means(episodes: Iterable[Trajectory]) -> dict[str, float]:
 
 
 def table(reports: Sequence[dict[str, Any]]) -> str:
-    """The reports as text, one line a model and subset."""
+    """The reports as text: one line a model and subset, and one for the first fault of a model, if there was any."""
     names = ("questions", "valid", "exact_match", "f1", "searches", "answered", "length")
     lines = [" ".join([f"{'model':<40}", f"{'questions of':<14}", *(f"{name:>11}" for name in names)])]
     for entry in reports:
@@ -122,6 +147,8 @@ def table(reports: Sequence[dict[str, Any]]) -> str:
         for subset, values in subsets:
             cells = (f"{values[name]:>11.3f}" if name in values else f"{'-':>11}" for name in names)
             lines.append(" ".join([f"{entry['model'][-40:]:<40}", f"{subset:<14}", *cells]))
+        if entry["fault"]:
+            lines.append(f"{entry['model'][-40:]:<40} first fault: {entry['fault']}")
     return "\n".join(lines)
 
 

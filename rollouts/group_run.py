@@ -13,7 +13,7 @@ from async_search_rl.errors import DataError
 from async_search_rl.replay.schema import Running, Ticket
 from async_search_rl.trajectory import Group, Trajectory
 from rollouts.agent import Agent
-from rollouts.episode import Episode
+from rollouts.episode import Episode, refused
 from rollouts.prompts import Prompts
 
 
@@ -45,7 +45,7 @@ class GroupRun:
 
     def refuse(self, fault: str) -> Group:
         """A group of faults, of which not a token was sampled."""
-        return self._group([Episode([0]).finish("fault", None, fault=fault) for _ in range(self.ticket.group_size)])
+        return self._group([refused(fault) for _ in range(self.ticket.group_size)])
 
     def _group(self, trajectories: list[Trajectory]) -> Group:
         return Group(

@@ -50,8 +50,9 @@ def test_report_tells_sources_and_hops_apart_and_shows_in_the_table():
     assert "exact_match" not in made["by_source"]["trivia"]
     assert made["fault"] == "no replica answered"
     lines = table([{"model": "m", **made}]).splitlines()
-    assert len(lines) == 6
-    assert "hops = 2" in lines[-1]
+    assert len(lines) == 7
+    assert "hops = 2" in lines[-2]
+    assert lines[-1].endswith("first fault: no replica answered")
 
 
 def test_every_question_is_played_once_at_the_evaluation_temperature(tokenizer, scripted):
@@ -70,6 +71,20 @@ def test_every_question_is_played_once_at_the_evaluation_temperature(tokenizer, 
     assert [e.reward for e in episodes] == [1.0] * 5
     assert [tokenizer.decode(e.token_ids[: e.prompt_length]) for e in episodes] == [q.question for q in questions]
     assert {call[2] for call in engine.calls} == {0.25}
+
+
+def test_a_question_that_cannot_be_asked_is_a_fault_and_ends_nothing(tokenizer, scripted):
+    config = parse_config({"data": {"prompt": "raw", "template": "{question}"}})
+    agent = make_agent(config, scripted([tokenizer.encode("<answer>x</answer>")]), None, make_actions("text", tokenizer), tokenizer)
+    questions = [Question(id="long", question="z" * 50, answers=("x",)), Question(id="short", question="who", answers=("x",))]
+    episodes = asyncio.run(play_all(agent, Prompts(tokenizer, config.data, 10), questions, config))
+    assert [e.valid for e in episodes] == [False, True]
+    assert "the prompt of question 'long' must have 1 to 10 tokens" in episodes[0].fault
+
+
+def test_a_report_that_cannot_be_written_is_refused_first(tmp_path):
+    with pytest.raises(ConfigError, match="folder that can be written"):
+        asyncio.run(evaluate(parse_config({"data": {"eval": "q"}}), ["model"], tmp_path / "absent" / "r.json"))
 
 
 def test_questions_must_be_configured():
