@@ -58,7 +58,7 @@ async def evaluate(config: Config, models: Sequence[str], report_file: Path | No
     async with retrieval(config) as served:
         reports = await _score(with_model(served, models[0]), models, questions)
     if report_file is not None:
-        report_file.write_text(json.dumps(reports, indent=1) + "\n", encoding="utf-8")
+        await asyncio.to_thread(report_file.write_text, json.dumps(reports, indent=1) + "\n", encoding="utf-8")
     return reports
 
 
