@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,23 +19,21 @@ from search.corpus import open_corpus
 
 
 @contextmanager
-def service(settings: RetrievalSection, work: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+def service(settings: RetrievalSection, work: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """`bin/search` with ``settings``; yields its address and process."""
     run = RunSection(name="service", dir=str(work))
-    file, announced = work / "service.toml", run.folder / "search.url"
+    file = work / "service.toml"
     file.write_text(to_toml(Config(run=run, retrieval=settings)), encoding="utf-8")
-    announced.unlink(missing_ok=True)
-    process = subprocess.Popen([sys.executable, str(ROOT / "bin" / "search"), str(file)], stdout=subprocess.DEVNULL)
+    process = subprocess.Popen([sys.executable, str(ROOT / "bin" / "search"), str(file)], stdout=subprocess.PIPE, text=True)
     try:
-        deadline = time.monotonic() + 300
-        while not announced.exists():
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit(f"bin/search {file} did not become ready")
-            time.sleep(0.05)
-        yield announced.read_text(encoding="ascii").strip(), process
+        assert process.stdout is not None
+        ready = process.stdout.readline()  # "search: BACKEND ready at URL", or nothing if it ended.
+        if not ready:
+            raise SystemExit(f"bin/search {file} did not become ready")
+        yield ready.split()[-1], process
     finally:
         process.terminate()
-        process.wait(timeout=60)
+        process.communicate(timeout=60)
 
 
 def files_bytes(settings: RetrievalSection) -> int:
