@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from async_search_rl.config.schema import Config
-from async_search_rl.errors import ConfigError
+from async_search_rl.errors import ConfigError, DataError
 from async_search_rl.http import read_token, stop_signal
 from async_search_rl.replay.client import ReplayClient
 from async_search_rl.weights.receiver import WeightReceiver
@@ -79,12 +79,14 @@ def check_actor(config: Config) -> None:
 
 
 def check_model(config: Config) -> Tokenizer:
-    """The tokenizer of ``model.path``, which must be a model folder with weights.
+    """The tokenizer of ``model.path``, which must be a model folder with whole weights.
 
     Raises:
-        DataError: naming what is missing.
+        DataError: naming what is missing or damaged.
     """
     require_model_folder(config.model.path)
+    for weights in sorted(Path(config.model.path).glob("*.safetensors")):
+        _require_whole(weights)
     return load_tokenizer(config.model.path)
 
 
@@ -131,6 +133,17 @@ def replay_url(config: Config) -> str:
 def read_url(announced: Path) -> str | None:
     """The address that a service wrote to the file ``announced``; ``None`` where there is none."""
     return announced.read_text(encoding="ascii").strip() if announced.is_file() else None
+
+
+def _require_whole(weights: Path) -> None:
+    """Check header and length, which takes milliseconds whatever the size."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(weights, "numpy"):
+            return
+    except (SafetensorError, OSError) as error:
+        raise DataError(f"{weights} must be a whole safetensors file: {error}") from error
 
 
 async def _until_signal(loop: ActorLoop) -> str:

@@ -61,7 +61,7 @@ class VllmEngine:
         vllm_compat.prepare_environment(config)
         try:
             inner = vllm_compat.start_engine(config, EXTENSION, bool(actions.stop_strings), seed)
-        except (ImportError, RuntimeError, ValueError, OSError, TimeoutError) as error:
+        except Exception as error:  # vLLM reports what it cannot use by whatever went wrong in it
             raise EngineError(f"the engine for {config.model.path} did not start: {_one_line(error)}") from error
         engine = cls(inner, actions, config, eos_id, version)
         # Import machinery may keep this frame; it must not keep the engine beyond close().
@@ -221,4 +221,6 @@ class VllmEngine:
 
 def _one_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if len(lines) > 1 and "validation error" in lines[0]:
+        del lines[0]
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
