@@ -203,6 +203,9 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
     except SearchRLError as error:
         return error_response(request, _status_of(error), type(error).__name__, str(error))
     except Exception as error:
+        if isinstance(error, ConnectionResetError) and (request.transport is None or request.transport.is_closing()):
+            _log.info("%s %s: the caller hung up", request.method, request.path)
+            return error_response(request, 400, "SchemaError", "the body must arrive whole")
         _log.exception("%s %s failed", request.method, request.path)
         return error_response(request, 500, type(error).__name__, f"{request.method} {request.path} failed inside the service")
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgpack
 import pytest
@@ -151,3 +152,23 @@ def test_a_body_that_is_not_what_its_encoding_says_is_the_callers_fault() -> Non
             assert "Content-Encoding" in str(error)
 
     run(scenario)
+
+
+def test_a_caller_that_hangs_up_in_the_middle_is_no_failure_of_the_service(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(url: str) -> None:
+        address = urlsplit(url)
+        _, writer = await asyncio.open_connection(address.hostname, address.port)
+        head = b"POST /x HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\nContent-Length: 100\r\n\r\n"
+        writer.write(head + b"half")
+        await writer.drain()
+        async with client_session("secret", 5) as session:
+            for _ in range(2):  # once before the other one hangs up, so that it is being served, and once after
+                async with session.post(url + "/x", data=b"whole") as reply:
+                    assert await reply.text() == "fine"
+                writer.close()
+
+    with caplog.at_level("INFO", logger="async_search_rl.http"):
+        run(scenario)
+    assert [record.getMessage() for record in caplog.records if record.name == "async_search_rl.http"] == [
+        "POST /x: the caller hung up"
+    ]
