@@ -125,6 +125,9 @@ def _from_own(row: dict[str, Any], where: str) -> Question:
         if not getattr(question, name).strip():
             raise DataError(f"{where}: field {name} must not be empty, got {getattr(question, name)!r}")
     _answers(list(question.answers), where, "answers")
+    hops = question.extra.get("hops", 0)
+    if type(hops) is not int or hops < 0:
+        raise DataError(f"{where}: field extra.hops must be an integer >= 0, got {hops!r}")
     return question
 
 

@@ -65,6 +65,7 @@ def test_a_plain_string_is_accepted_as_ground_truth(tmp_path):
         ([{"id": "a", "question": "Q", "answers": ["x"]}, {"id": "b", "answers": ["x"]}], "row 2: .*question"),
         ([{"id": "a", "question": "Q", "answers": ["x"]}] * 2, "row 2: field id must be unique, got 'a', which is row 1 too"),
         ([{"id": 3, "question": "Q", "answers": ["x"]}], r"row 1: .*\$.id"),
+        ([{"id": "a", "question": "Q", "answers": ["x"], "extra": {"hops": "two"}}], "row 1: field extra.hops must be an integer"),
         ([ROW | {"data_source": None}], "row 1: field data_source must be a str, got None"),
         ([ROW | {"prompt": "text"}], "row 1: field prompt must be a list"),
         ([ROW | {"prompt": [{"role": "user"}]}], "row 1: field prompt must be a list of {role, content}"),
