@@ -33,11 +33,11 @@ class ActorSide:
     def answer(self, request: LeaseRequest, now: float) -> LeaseReply | None:
         """The reply to a lease request, or ``None`` while there is nothing to say."""
         state = self._core.state
-        stop = state.stop or ("finished" if state.finished else None)
         cancelled = [running.ticket for running in request.running if self._must_drop(request.actor, running)]
         tickets = self.evaluation_tickets(request.actor, request.version, request.want_evaluations, now)
         tickets += self.training_tickets(request.actor, request.want, now)
         news = state.policy if state.policy is not None and state.policy.version != request.known_policy else None
+        stop = state.stop or ("finished" if state.finished else None)
         if stop is None and not cancelled and not tickets and news is None:
             return None
         return LeaseReply(tickets=tickets, cancelled=cancelled, policy=news, stop=stop)
@@ -65,9 +65,8 @@ class ActorSide:
         for _ in range(min(want - len(tickets), self._core.room)):
             question, cursor = self._next_question()
             if question is None:
-                self._core.commit(
-                    Stopped(reason=f"all {len(self._core.train)} training questions are parked: every attempt failed")
-                )
+                reason = f"all {len(self._core.train)} training questions are parked: every attempt failed, the last one by: "
+                self._core.commit(Stopped(reason=reason + self._last_failure()))
                 break
             min_step, ticket = self._core.min_step(), state.ledger.next_ticket
             self._core.commit(Issued(ticket=ticket, attempt=1, actor=actor, question=question, cursor=cursor))
@@ -157,6 +156,10 @@ class ActorSide:
         if ledger.returned:
             return ledger.returned[0], None
         return self._core.order.next(ledger.cursor, ledger.parked) or (None, None)
+
+    def _last_failure(self) -> str:
+        failed = (entry for entry in reversed(self._core.state.ledger.ended.values()) if entry.end == "failed")
+        return next((entry.answers[-1].reason for entry in failed if entry.answers), "a lease that ran out")
 
     def _lease(self, ticket: OpenTicket, actor: str, now: float, min_step: int) -> Ticket:
         self._core.leases.grant(ticket.ticket, actor, now)

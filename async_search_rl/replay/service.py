@@ -108,7 +108,11 @@ class ReplayService:
 
         def answer() -> LeaseReply | None:
             gone = request.transport is None or request.transport.is_closing()
-            return None if gone else self._actors.answer(message, self._clock())
+            going_on = self._core.state.stop is None
+            reply = None if gone else self._actors.answer(message, self._clock())
+            if going_on and self._core.state.stop is not None:
+                self._ring()
+            return reply
 
         reply = await self._poll(self._for_actors, answer, min(message.wait_s, self._replay.lease_s / 3))
         await self._conclude_round()

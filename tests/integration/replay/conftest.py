@@ -21,7 +21,7 @@ START_S = 30.0
 
 
 def _group(ticket, actor="a", rewards=(1.0, 0.0), version=1 << 32, sampled=4, seed=0):
-    """An encoded group for ``ticket``; ``seed`` makes its tokens its own."""
+    """An encoded group for ``ticket``; ``seed`` makes its tokens its own, a reward of None a fault."""
     length = 3 + sampled
     mask = np.arange(length) >= 3
     tokens = np.random.default_rng([ticket.ticket, ticket.attempt, seed]).integers(0, 1000, length).astype(np.int32)
@@ -34,8 +34,9 @@ def _group(ticket, actor="a", rewards=(1.0, 0.0), version=1 << 32, sampled=4, se
             prompt_length=3,
             turns=(Turn(start=3, end=length, action="answer"),),
             reward=reward,
-            reward_parts={"exact_match": reward},
-            outcome="answered",
+            reward_parts={} if reward is None else {"exact_match": reward},
+            outcome="fault" if reward is None else "answered",
+            fault="the search failed" if reward is None else None,
         )
         for reward in (rewards if ticket.kind == "train" else rewards[:1])
     )

@@ -209,6 +209,26 @@ def test_starts_that_cannot_work_say_why_in_one_line(replay, tmp_path):
     assert_refused(process, {(): "must follow one another"})
 
 
+def test_a_stop_that_a_lease_brings_about_is_told_to_the_waiting_learner_at_once(replay, encoded_group):
+    url = replay(replay={"max_attempts": 1, "poll_s": 20.0, "max_inflight": 40}).start()
+
+    async def go():
+        async with ReplayClient(url) as client:
+            await client.start(StartRequest(run="r", step=0, cut=0, weights_url="w"))
+            await client.publish(PublishRequest(incarnation=1, step=0, cut=0))
+            asked = LeaseRequest(actor="a", running=[], want=8, want_evaluations=0, wait_s=0.0)
+            cut = asyncio.create_task(client.cut(CutRequest(incarnation=1, cut=0, step=0, wait_s=20.0)))
+            while not (reply := await client.lease(asked)).stop:
+                for ticket in reply.tickets:
+                    group = encoded_group(ticket, rewards=(None, None))
+                    assert (await client.put(PutRequest(actor="a", group=group))).result == "failed"
+            return reply.stop, (await cut).stop
+
+    told_actor, told_learner = asyncio.run(asyncio.wait_for(go(), 15))
+    assert "40 training questions are parked" in told_actor
+    assert told_learner == told_actor
+
+
 @pytest.mark.parametrize("left", [b"http://127.0.0.1:99999", b"\xff\xfe", b""])
 def test_an_unusable_address_that_a_run_left_behind_is_replaced(replay, left):
     process = replay()

@@ -86,8 +86,9 @@ def test_the_run_stops_when_every_question_is_parked(bench, make_group):
     b = bench(train=1, replay={"max_attempts": 1}).running()
     (ticket,) = b.tickets(1)
     b.put(make_group(ticket, FAULTY))
-    b.lease(1)
-    assert "1 training questions are parked" in b.lease(1).stop
+    stop = b.lease(1).stop
+    assert "1 training questions are parked" in stop
+    assert "the search failed" in stop
 
 
 def test_a_fault_of_an_old_attempt_leaves_the_new_one_alone(bench, make_group):
