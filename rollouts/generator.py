@@ -15,6 +15,7 @@ from pathlib import Path
 from async_search_rl.config.schema import Config
 from async_search_rl.errors import ConfigError, DataError
 from async_search_rl.http import read_token, stop_signal
+from async_search_rl.questions import Message
 from async_search_rl.replay.client import ReplayClient
 from async_search_rl.weights.receiver import WeightReceiver
 from rollouts.actor_loop import ActorLoop
@@ -79,21 +80,26 @@ def check_actor(config: Config) -> None:
 
 
 def check_model(config: Config) -> Tokenizer:
-    """The tokenizer of ``model.path``, which must be a model folder with whole weights.
+    """The tokenizer of ``model.path``, which must be a model folder with whole weights and fit the configuration.
 
     Raises:
-        DataError: naming what is missing or damaged.
+        DataError: naming what is missing or damaged, for instance the chat template with ``data.prompt = "chat"``.
+        ConfigError: observations have no room in ``rollout.max_observation_tokens``.
     """
     require_model_folder(config.model.path)
     for weights in sorted(Path(config.model.path).glob("*.safetensors")):
         _require_whole(weights)
-    return load_tokenizer(config.model.path)
+    tokenizer = load_tokenizer(config.model.path)
+    _observations(config, tokenizer)
+    if config.data.prompt == "chat":
+        tokenizer.chat([Message("user", config.data.template)])
+    return tokenizer
 
 
 def make_agent(config: Config, engine: Engine, search: Search, actions: ActionFormat, tokenizer: Tokenizer) -> Agent:
     """The agent that ``config`` describes."""
     rollout = config.rollout
-    observations = Observations(tokenizer, rollout.max_observation_tokens, rollout.space_after_tag)
+    observations = _observations(config, tokenizer)
     return Agent(engine, search, actions, observations, rollout, config.reward, config.retrieval.timeout_s + SEARCH_MARGIN_S)
 
 
@@ -133,6 +139,10 @@ def replay_url(config: Config) -> str:
 def read_url(announced: Path) -> str | None:
     """The address that a service wrote to the file ``announced``; ``None`` where there is none."""
     return announced.read_text(encoding="ascii").strip() if announced.is_file() else None
+
+
+def _observations(config: Config, tokenizer: Tokenizer) -> Observations:
+    return Observations(tokenizer, config.rollout.max_observation_tokens, config.rollout.space_after_tag)
 
 
 def _require_whole(weights: Path) -> None:

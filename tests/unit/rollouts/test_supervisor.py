@@ -94,3 +94,9 @@ def test_an_actor_needs_a_replay_service(tmp_path):
     config = parse_config({"run": {"dir": str(tmp_path)}, "model": {"path": str(MODEL)}})
     with pytest.raises(ConfigError, match=r"replay\.url must be set"):
         asyncio.run(supervise(config, lambda *_: ("false",)))
+
+
+def test_a_run_folder_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"run\.dir and run\.name must be a folder that can be written"):
+        run(tmp_path / "file", "ready.touch()")
