@@ -27,14 +27,17 @@ def build_once(folder: Path, recipe: dict[str, Any], fill: Callable[[Path], None
     A folder that an earlier call made (it has a manifest) is replaced; any other non-empty folder is left alone.
 
     Raises:
-        DataError: when ``folder`` exists, is not empty and has no manifest.
+        DataError: when ``folder`` exists, is not empty and has no manifest, or when it cannot be made.
     """
     if _is_intact(folder, recipe):
         return False
     if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / MANIFEST).is_file())):
         raise DataError(f"{folder} must be absent, empty or made by this tool, got one without {MANIFEST}")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
+    except OSError as error:
+        raise DataError(f"{folder} must be a place that can be written: {error.strerror}") from error
     try:
         fill(unfinished)
         manifest = {"recipe": recipe, "sha256": _digests(unfinished)}

@@ -60,3 +60,9 @@ def test_a_folder_of_somebody_else_is_not_touched(tmp_path):
     with pytest.raises(DataError, match="must be absent, empty or made by this tool"):
         build_once(tmp_path / "out", {}, counting([]))
     assert (tmp_path / "out" / "theirs").read_text() == "precious"
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match="must be a place that can be written"):
+        build_once(tmp_path / "file" / "deeper" / "out", {}, counting([]))
