@@ -127,7 +127,13 @@ def _replay(records: list[tuple[bytes, Location]], folder: Path) -> State | None
 
 
 def _require_same(logged: Identity, configured: Identity, folder: Path) -> None:
-    keys = {"run": "run.name", "seed": "run.seed", "shuffle": "data.shuffle", "train": "data.train", "evaluation": "data.eval"}
+    keys = {
+        "run": "run.name",
+        "seed": "run.seed",
+        "shuffle": "data.shuffle",
+        "train": "data.train",
+        "evaluation": "data.eval (with data.eval_questions)",
+    }
     for field, key in keys.items():
         before, now = getattr(logged, field), getattr(configured, field)
         if before != now:
