@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
+from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -96,7 +96,7 @@ class Prefetch:
         self._thread.start()
 
     def take(self, cut: int, timeout_s: float, stopping: Callable[[], bool]) -> CutReply | None:
-        """Batch ``cut``; ``None`` once ``stopping()``.
+        """Batch ``cut``; ``None`` once ``stopping()``. What the fetch met with is raised here.
 
         Raises:
             DeadlineError: after ``timeout_s``, with what the service was waiting for.
@@ -104,13 +104,15 @@ class Prefetch:
         if self._next is None or self._next[0] != cut:
             self.expect(cut)
         assert self._next is not None
+        future = self._next[1]
         ends_at = time.monotonic() + timeout_s
         while not stopping():
-            try:
-                return self._next[1].result(_LOOK_S)
-            except FutureTimeoutError:
-                if time.monotonic() > ends_at:
-                    raise DeadlineError(f"no batch came within {timeout_s:g} s: waiting for {self._waiting_for}") from None
+            # Not by the timeout of `result()`: a deadline that the fetch itself missed would look the same.
+            wait_for([future], _LOOK_S)
+            if future.done():
+                return future.result()
+            if time.monotonic() > ends_at:
+                raise DeadlineError(f"no batch came within {timeout_s:g} s: waiting for {self._waiting_for}")
         return None
 
     def new_evaluations(self) -> tuple[EvaluationResult, ...]:
@@ -164,7 +166,8 @@ class Feed:
         batch = None if shared["groups"] is None else batch_from_groups([decode_group(g, _MAX_BYTES) for g in shared["groups"]])
         if self._prefetch is None:
             return Delivery(batch, shared["stop"], wait_s)
+        evaluations = self._prefetch.new_evaluations()
         if batch is not None and cut < self._last_cut:
             self._prefetch.expect(cut + 1)
         buffered = reply.counters.get("buffered") if reply else None
-        return Delivery(batch, shared["stop"], wait_s, self._prefetch.new_evaluations(), buffered)
+        return Delivery(batch, shared["stop"], wait_s, evaluations, buffered)

@@ -81,6 +81,13 @@ def test_a_wait_that_is_too_long_says_for_what():
     prefetch.close()
 
 
+def test_a_deadline_that_the_fetch_missed_is_raised_at_once_and_not_waited_out():
+    batches, prefetch = feed(Source(DeadlineError("POST /cut was not answered within 300 s")), timeout_s=0.5)
+    with pytest.raises(DeadlineError, match="POST /cut was not answered"):
+        batches.next(0, lambda: False)
+    prefetch.close()
+
+
 def test_an_error_of_the_service_is_raised_where_the_batch_is_taken():
     batches, prefetch = feed(Source(ServiceError("the log is full")))
     with pytest.raises(ServiceError, match="the log is full"):
