@@ -14,7 +14,7 @@ from async_search_rl.errors import RunStoppedError
 from learner.assemble import Learner, assemble
 from learner.closing import carry_out, finish
 from learner.ranks import join_ranks
-from learner.record import announce, checkpoint_if_due, record, save_skipped
+from learner.record import announce, announce_if_due, checkpoint_if_due, record, save_skipped
 from learner.signals import StopFlag
 
 COLLECTIVE_GRACE_S = 600.0
@@ -59,7 +59,7 @@ def train(learner: Learner, stop: StopFlag) -> str:
         verdict = learner.guard.judge(figures)
         reason = carry_out(learner, verdict) if verdict is not None else ""
         checkpoint_s = checkpoint_if_due(learner)
-        reason = announce(learner, figures) or reason
+        reason = announce_if_due(learner, figures) or reason
         seconds = {"train_s": train_s, "checkpoint_s": checkpoint_s, "step_s": time.monotonic() - began}
         record(learner, delivery, figures, seconds)
     return reason

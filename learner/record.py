@@ -21,14 +21,11 @@ from learner.recorded import write_groups
 
 
 def announce(learner: Learner, figures: dict[str, Any]) -> str:
-    """Stage the weights and tell the service, every `weights.publish_every` steps; why the run must stop, if the service says so.
+    """Stage the weights and tell the service; why the run must stop, if the service says so.
 
-    ``publish_stall_s`` is added to ``figures``.
+    ``publish_stall_s`` is added to ``figures``. Every start announces, whatever its step: actors wait for the weights of the new
+    incarnation, and the learner for their groups.
     """
-    figures["publish_stall_s"] = 0.0
-    due = learner.step % learner.config.weights.publish_every == 0 or learner.step == learner.config.run.max_steps
-    if not due:
-        return ""
     figures["publish_stall_s"] = learner.publisher.stage(learner.version)
     reason = ""
     if learner.source is not None:
@@ -36,6 +33,13 @@ def announce(learner: Learner, figures: dict[str, Any]) -> str:
         request = PublishRequest(incarnation=learner.incarnation, step=learner.step, cut=learner.step, metrics=numbers)
         reason = learner.source.publish(request).stop or ""
     return learner.ranks.broadcast(reason.encode() if learner.ranks.first else None).decode()
+
+
+def announce_if_due(learner: Learner, figures: dict[str, Any]) -> str:
+    """:func:`announce` every `weights.publish_every` steps and after the last one."""
+    figures["publish_stall_s"] = 0.0
+    due = learner.step % learner.config.weights.publish_every == 0 or learner.step == learner.config.run.max_steps
+    return announce(learner, figures) if due else ""
 
 
 def checkpoint(learner: Learner) -> float:
