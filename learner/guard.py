@@ -21,7 +21,7 @@ class Verdict:
 
 
 class Guard:
-    """Counts steps outside the bounds of `[guard]`."""
+    """Counts steps outside the bounds of `[guard]`. What is not a number is outside every bound."""
 
     def __init__(self, section: GuardSection) -> None:
         self._section = section
@@ -55,10 +55,10 @@ class Guard:
 
     def _broken(self, figures: Mapping[str, float]) -> str:
         s = self._section
-        if s.max_kl and figures["kl_behaviour"] > s.max_kl:
+        if s.max_kl and not figures["kl_behaviour"] <= s.max_kl:
             return f"kl_behaviour must be <= {s.max_kl} (guard.max_kl), got {figures['kl_behaviour']:.4g}"
-        if s.min_entropy and figures["entropy"] < s.min_entropy:
+        if s.min_entropy and not figures["entropy"] >= s.min_entropy:
             return f"entropy must be >= {s.min_entropy} (guard.min_entropy), got {figures['entropy']:.4g}"
-        if s.min_ess and figures["ess"] < s.min_ess:
+        if s.min_ess and not figures["ess"] >= s.min_ess:
             return f"ess must be >= {s.min_ess} (guard.min_ess), got {figures['ess']:.4g}"
         return ""

@@ -1,3 +1,7 @@
+import math
+
+import pytest
+
 from async_search_rl.config.learner import GuardSection
 from learner.guard import Guard
 
@@ -39,3 +43,9 @@ def test_a_second_rollback_to_the_same_weights_is_a_stop():
     assert guard.judge(bad).action == "rollback"
     guard.checkpointed()
     assert guard.judge(bad).action == "rollback"
+
+
+@pytest.mark.parametrize(("key", "figure"), [("max_kl", "kl_behaviour"), ("min_entropy", "entropy"), ("min_ess", "ess")])
+def test_what_is_not_a_number_is_outside_every_bound(key, figure):
+    guard = Guard(GuardSection(patience=1, **{key: 0.5}))
+    assert guard.judge({"kl_behaviour": 0.1, "entropy": 1.0, "ess": 0.9, figure: math.nan}) is not None
