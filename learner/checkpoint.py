@@ -117,9 +117,11 @@ class Checkpoints:
         write_whole(self.folder / _SCORES, msgspec.json.encode({str(at): score for at, score in scores.items()}))
 
     def wait_for_copies(self, timeout_s: float) -> None:
-        """Wait for copies under way, each at most ``timeout_s``."""
-        for copy in self._copies.values():
+        """Wait for copies under way, each at most ``timeout_s``; one that is later still is logged."""
+        for checkpoint, copy in self._copies.items():
             copy.join(timeout_s)
+            if copy.is_alive():
+                _log.error("checkpoint.copy_to: %s was not copied within %g s", checkpoint, timeout_s)
 
     def _forget_old(self) -> None:
         self._copies = {path: copy for path, copy in self._copies.items() if copy.is_alive()}

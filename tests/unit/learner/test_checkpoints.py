@@ -1,4 +1,5 @@
 import random
+import threading
 
 import msgspec
 import numpy as np
@@ -126,3 +127,15 @@ def test_random_states_are_restored(tmp_path):
     drawn = (random.random(), np.random.rand(), torch.rand(3).tolist())
     set_random_state(torch.load(path, weights_only=True), device)
     assert (random.random(), np.random.rand(), torch.rand(3).tolist()) == drawn
+
+
+def test_a_copy_that_is_too_late_is_named(tmp_path, caplog):
+    checkpoints = Checkpoints(config(tmp_path), {"policy": Network(1)}, ALONE)
+    gate = threading.Event()
+    copy = threading.Thread(target=gate.wait, args=(10,))
+    copy.start()
+    checkpoints._copies[tmp_path / "step-00000001"] = copy
+    checkpoints.wait_for_copies(0.01)
+    gate.set()
+    copy.join(10)
+    assert "step-00000001 was not copied within 0.01 s" in caplog.text
