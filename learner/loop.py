@@ -12,13 +12,13 @@ from pathlib import Path
 from async_search_rl.config import Config
 from async_search_rl.errors import RunStoppedError
 from learner.assemble import Learner, assemble
-from learner.closing import carry_out, finish
+from learner.closing import carry_out, finish, last_evaluation_s
 from learner.ranks import join_ranks
 from learner.record import announce, announce_if_due, checkpoint_if_due, record, save_skipped
 from learner.signals import StopFlag
 
 COLLECTIVE_GRACE_S = 600.0
-"""Seconds a rank may be late at a collective beyond rank 0's longest wait for a batch."""
+"""Seconds a rank may be late at a collective beyond rank 0's longest wait."""
 
 
 def run(config: Config, recorded: Path | None = None) -> None:
@@ -28,18 +28,23 @@ def run(config: Config, recorded: Path | None = None) -> None:
     of the replay service's.
 
     Raises:
-        RunStoppedError: the service or the guard asked for a stop, with the reason; a checkpoint was written.
+        RunStoppedError: the run must stop, with the reason; a checkpoint was written where the service or the guard asked for it.
         DeadlineError: no batch came in time.
     """
-    ranks = join_ranks(config.learner.batch_timeout_s + COLLECTIVE_GRACE_S)
+    ranks = join_ranks(collective_deadline_s(config))
     try:
         with StopFlag() as stop, assemble(config, ranks, recorded) as learner:
             reason = train(learner, stop)
-            finish(learner, complete=learner.step == config.run.max_steps and not reason)
+            finish(learner, learner.step == config.run.max_steps and not reason, lambda: stop.is_set)
         if reason:
             raise RunStoppedError(reason)
     finally:
         ranks.close()
+
+
+def collective_deadline_s(config: Config) -> float:
+    """Deadline of a collective: rank 0 comes late to one while it waits for a batch, or for the last evaluation."""
+    return max(config.learner.batch_timeout_s, last_evaluation_s(config)) + COLLECTIVE_GRACE_S
 
 
 def train(learner: Learner, stop: StopFlag) -> str:
