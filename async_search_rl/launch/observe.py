@@ -13,7 +13,7 @@ from async_search_rl.http import reply_error
 from async_search_rl.replay.schema import Status
 
 _STATUS_MAX_BYTES = 16 << 20
-_UNREACHABLE = (aiohttp.ClientConnectionError, asyncio.TimeoutError)
+_UNREACHABLE = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, asyncio.TimeoutError)
 
 
 def announced(path: Path) -> str | None:

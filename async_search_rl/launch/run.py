@@ -150,12 +150,14 @@ class Launch:
             raise RunStoppedError(f"the learner must reach step {self._config.run.max_steps}, got its end before that")
 
     async def stop(self) -> None:
-        """End all pieces, in order, after a last look."""
-        if self._config.replay.url:
-            await self._observe(now=True)
-        self._timeline.close()
-        self._show("stopping; Ctrl-C again ends everything at once")
-        await self._members.stop(pieces.stop_order(list(self._members.pieces)))
+        """End all pieces, in order, after a last look; in order also where that fails."""
+        try:
+            if self._config.replay.url:
+                await self._observe(now=True)
+        finally:
+            self._timeline.close()
+            self._show("stopping; Ctrl-C again ends everything at once")
+            await self._members.stop(pieces.stop_order(list(self._members.pieces)))
 
     def report(self, outcome: str) -> RunReport | None:
         """Write the summary and the page; ``None`` where nothing was measured."""
