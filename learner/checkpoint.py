@@ -133,7 +133,9 @@ class Checkpoints:
             keep.add(max(scored, key=lambda c: (scores[step_of(c)], step_of(c))))
         for checkpoint in found:
             if checkpoint not in keep:
-                shutil.rmtree(checkpoint)
+                forgotten = checkpoint.with_name(f".forgotten-{checkpoint.name}")
+                checkpoint.rename(forgotten)  # At once: half of a checkpoint must not be taken for one.
+                shutil.rmtree(forgotten)
 
     def _copy(self, checkpoint: Path) -> None:
         if not self._config.checkpoint.copy_to:

@@ -1,4 +1,5 @@
 import random
+import shutil
 import threading
 
 import msgspec
@@ -68,12 +69,30 @@ def test_saved_and_loaded_with_the_newest_and_the_best_kept(tmp_path):
     assert names(checkpoints) == [4, 5, 6], "the best is another one now"
 
 
+def refuse_what_exists(path, ignore_errors=False):
+    """Ends the process, so to speak, at the first folder that there is to remove."""
+    if path.exists():
+        raise KeyboardInterrupt
+
+
 def test_an_unfinished_checkpoint_is_none(tmp_path):
     checkpoints = Checkpoints(config(tmp_path), {"policy": Network(1)}, ALONE)
     checkpoints.save(1, 1, 1)
     (checkpoints.folder / ".partial-step-00000002").mkdir()
     (checkpoints.folder / "step-00000003").mkdir()
     assert names(checkpoints) == [1]
+
+
+def test_a_checkpoint_half_forgotten_is_none_and_goes_with_the_next_one(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(config(tmp_path, checkpoint={"keep": 1}), {"policy": Network(1)}, ALONE)
+    checkpoints.save(1, 1, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", refuse_what_exists)
+        with pytest.raises(KeyboardInterrupt):
+            checkpoints.save(2, 2, 1)
+    assert names(checkpoints) == [2]
+    checkpoints.save(3, 3, 1)
+    assert sorted(p.name for p in checkpoints.folder.iterdir()) == ["step-00000003"]
 
 
 def test_which_checkpoint_is_resumed(tmp_path):
