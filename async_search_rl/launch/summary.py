@@ -147,11 +147,13 @@ def _edge(rows: Sequence[Mapping[str, Any]], name: str, *, first: bool) -> float
 def closing_lines(summary: Mapping[str, Any], page: Path) -> list[str]:
     """The last words of a launch: how the run went, and where to look."""
     lines = [f"{summary['outcome']}: {summary['steps']} steps in {summary['wall_s']:.0f} s"]
-    if summary["em_start"] is not None:
+    if summary["em_start"] is not None and summary["em_end"] is not None:
         lines.append(
             f"held-out EM {summary['em_start']:.3f} -> {summary['em_end']:.3f}, searches {summary['searches_start']:.2f} -> "
             f"{summary['searches_end']:.2f}, on {summary['n_eval']} questions"
         )
+    elif summary["evaluations"]:
+        lines.append(f"held-out EM: the last evaluation has {summary['n_eval']} answers of {summary['n_eval_asked']}")
     lines.append(
         f"groups: {summary['groups_trained']} trained, {summary['groups_dropped']} dropped; largest lag {summary['max_lag']}"
     )

@@ -49,7 +49,7 @@ def overview(run: RunFiles) -> Table:
     ):
         grid.add_row(key.replace("_", " "), str(summary[key]))
     for name, start, end in (("exact match", "em_start", "em_end"), ("searches", "searches_start", "searches_end")):
-        if summary[start] is not None:
+        if summary[start] is not None and summary[end] is not None:
             grid.add_row(name, f"{summary[start]:.3f} → {summary[end]:.3f}   on {summary['n_eval']} held-out questions")
     return grid
 

@@ -234,3 +234,12 @@ def test_summary_of_a_run_without_evaluations_has_nulls():
 def test_prometheus_text_is_read_by_prefix():
     lines = ["# HELP x y", "own_busy_s 1.5", 'own_latency{le="1"} 4', "other 3", "own_bad x"]
     assert parse_prometheus("\n".join(lines), "own_") == {"busy_s": 1.5}
+
+
+def test_a_last_evaluation_without_answers_is_said_and_not_stumbled_over():
+    silent = msgspec.structs.replace(RESULT, round=1, means={"valid": 0.0}, by_source={}, questions=0)
+    status = msgspec.structs.replace(STATUS, evaluations=[RESULT, silent])
+    found = summarise(Config(), status, [], [], outcome="finished", wall_s=1.0, restarts={})
+    assert (found["em_start"], found["em_end"]) == (0.5, None)
+    text = "\n".join(closing_lines(found, Config().run.folder / "index.html"))
+    assert f"the last evaluation has 0 answers of {RESULT.asked}" in text

@@ -1,5 +1,6 @@
 """The doctor and the viewer."""
 
+import dataclasses
 import io
 import json
 import struct
@@ -75,6 +76,14 @@ def test_only_a_failure_makes_the_exit_status_1(level, code):
     assert show([Finding("model", level, "a [b] " + "x" * 90)], console) == code
     assert console.file.getvalue().count("\n") == 1
     assert "a [b] " in console.file.getvalue()
+
+
+def test_the_viewer_leaves_out_what_the_last_evaluation_did_not_measure(synthetic_run):
+    run = read_run(synthetic_run)
+    console = Console(file=io.StringIO(), width=100)
+    console.print(overview(dataclasses.replace(run, summary={**run.summary, "em_end": None})))
+    assert "exact match" not in console.file.getvalue()
+    assert "searches" in console.file.getvalue()
 
 
 def test_the_viewer_lists_figures_and_episodes(synthetic_run):
