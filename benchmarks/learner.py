@@ -4,10 +4,11 @@
     python benchmarks/learner.py --shape 135m 1.5b --tokens 65536 --json OUT   (one GPU, bfloat16)
 
 All loops of one shape train on the same micro-batches with the same attention, loss, precision of master weights, AdamW and
-clipping, one step each in turn; figures are medians over the steps after the first two. ``zero3`` is the engine as the learner sets
-it up, ``zero3_stock`` the same without whole-block gathering and with DeepSpeed's default persistence, ``*_compiled`` has compiled
-blocks. ``ratio`` is tokens/s over ``plain`` (``*_compiled`` over ``plain_compiled``), ``host_ratio`` the same of processor seconds.
-``unpartitioned`` counts the parameters that ZeRO-3 keeps whole.
+clipping, one step each in turn (of large models one loop after the other); figures are medians over the steps after the first two.
+``zero3`` is the engine as the learner sets it up: small models gathered once a step, others block by block; ``zero3_whole`` and
+``zero3_blocks`` have the one or the other for any model. ``zero3_stock`` is ZeRO-3 without either and with DeepSpeed's default
+persistence, ``*_compiled`` has compiled blocks. ``ratio`` is tokens/s over ``plain`` (``*_compiled`` over ``plain_compiled``),
+``host_ratio`` the same of processor seconds. ``unpartitioned`` counts the parameters that ZeRO-3 keeps whole between steps.
 """
 
 from __future__ import annotations
@@ -50,8 +51,13 @@ from learner.logprobs import chunked_logprobs  # noqa: E402
 from learner.policy import PackedPolicy  # noqa: E402
 from learner.ranks import Ranks, join_ranks  # noqa: E402
 
+LOOPS = ["plain", "zero3", "zero3_blocks", "zero3_whole", "zero3_stock", "plain_compiled", "zero3_compiled"]
 WARM_UP_STEPS = 2
 STOCK_PERSISTENCE = 100_000
+ONE_AT_A_TIME_ABOVE = 500_000_000
+"""Parameters of a model of which only one loop is in memory at a time."""
+LARGE_TENSOR = 1_000_000
+"""Elements that no tensor of a batch has."""
 GIB = 2**30
 
 
@@ -66,7 +72,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--checkpointing", action="store_true", help="gradient checkpointing in all loops")
     parser.add_argument("--logits-tokens", type=int, default=0, help="of the logits comparison; 0: 2048 on CPU, 32768 on a GPU")
     parser.add_argument("--logits-vocab", type=int, default=0, help="its vocabulary; 0: 4096 on CPU, 151936 on a GPU")
-    parser.add_argument("--profile", action="store_true", help="list where the host's time goes in one zero3 step")
+    parser.add_argument("--loops", nargs="+", choices=LOOPS, help="loops to measure; default: all, compiled ones with --compile")
+    parser.add_argument("--no-logits", action="store_true", help="leave the logits comparison out")
+    parser.add_argument("--profile", action="store_true", help="where the time of two steps goes, host and device")
     parser.add_argument("--json", type=Path, help="write the result here")
     return parser.parse_args()
 
@@ -75,66 +83,101 @@ def main() -> None:
     """Measure each shape, then the logits; print and write the result."""
     options = parse_arguments()
     ranks = join_ranks(600.0)
-    cuda = ranks.device.type == "cuda"
     result: dict[str, Any] = {"machine": machine(), "threads": torch.get_num_threads(), "shapes": {}}
+    if not options.no_logits:
+        result["logits"] = measure_logits(options, ranks.device)
+        print("logits", result["logits"], flush=True)
     for shape in options.shape:
-        result["shapes"][shape] = measure_shape(shape, options, ranks)
-        gc.collect()
-        if cuda:
-            torch.cuda.empty_cache()
-    result["logits"] = measure_logits(options, ranks.device)
+        measure_shape(shape, options, ranks, result)
     ranks.close()
-    show(result)
-    if options.json:
-        write_json(options.json, result)
 
 
-def measure_shape(shape: str, options: argparse.Namespace, ranks: Ranks) -> dict[str, Any]:
-    """All loops of one shape, step by step in turn; then packing against padding."""
+def measure_shape(shape: str, options: argparse.Namespace, ranks: Ranks, whole_result: dict[str, Any]) -> None:
+    """All loops of one shape, step by step in turn, a large model's one loop after the other; then packing against padding.
+
+    What is found is printed, put into ``whole_result`` and written as soon as it is known, for a later loop may run out of memory.
+    """
     device = ranks.device
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    cuda = device.type == "cuda"
+    dtype = torch.bfloat16 if cuda else torch.float32
     batch = make_batch(shape, options.tokens)
-    micro_batches = make_micro_batches(batch, options.micro_batch_tokens or (16384 if device.type == "cuda" else 4096), device)
-    loops = {name: make_loop(name, shape, options, ranks, dtype) for name in loop_names(options)}
-    costs: dict[str, list[Cost]] = {name: [] for name in loops}
-    for _, name in alternating(list(loops), options.steps):
-        costs[name].append(measured(lambda loop=loops[name]: train_step(loop, batch, micro_batches), device))  # type: ignore[misc]
-    config = loops["plain"].module.model.config
-    flops = training_flops(ModelShape.of(config), batch.lengths_S.tolist(), batch.trainable_tokens)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    peak_rate = peak_flops(name, "bfloat16" if dtype == torch.bfloat16 else "float32")
-    figures: dict[str, Any] = {}
-    for loop_name, loop in loops.items():
-        counted = costs[loop_name][WARM_UP_STEPS:]
-        step_s = statistics.median(cost.seconds for cost in counted)
-        figures[loop_name] = {
-            "step_s": round(step_s, 4),
-            "host_s": round(statistics.median(cost.host_s for cost in counted), 4),
-            "tokens_per_s": round(batch.tokens / step_s),
-            "step_peak_gib": round(max(cost.peak_gib for cost in counted), 3),
-            "mfu": round(flops / step_s / peak_rate, 4) if peak_rate else None,
-            "unpartitioned": loop.unpartitioned if isinstance(loop, Engine) else None,
-        }
-    for loop_name, row in figures.items():
-        base = "plain_compiled" if loop_name.endswith("_compiled") else "plain"
-        row["ratio"] = round(row["tokens_per_s"] / figures[base]["tokens_per_s"], 3)
-        row["host_ratio"] = round(figures[base]["host_s"] / row["host_s"], 3)
-    return {
-        "parameters": sum(p.numel() for p in loops["plain"].module.parameters()),
+    micro_batches = make_micro_batches(batch, options.micro_batch_tokens or (16384 if cuda else 4096), device)
+    outline = make_model(shape, torch.device("meta"), dtype, False)
+    parameters = sum(p.numel() for p in outline.parameters())
+    flops = training_flops(ModelShape.of(outline.config), batch.lengths_S.tolist(), batch.trainable_tokens)
+    peak_rate = peak_flops(torch.cuda.get_device_name(device) if cuda else "cpu", str(dtype).removeprefix("torch."))
+    result: dict[str, Any] = whole_result["shapes"].setdefault(shape, {})
+    result |= {
+        "parameters": parameters,
         "tokens": batch.tokens,
         "trainable_tokens": batch.trainable_tokens,
         "micro_batches": len(micro_batches),
         "dtype": str(dtype).removeprefix("torch."),
-        "attention": loops["plain"].module.attention,
-        "loops": figures,
-        "padded": measure_padded(loops["plain"], batch, micro_batches, device),
-        "profile": profile(loops["zero3"], batch, micro_batches) if options.profile else None,
+        "loops": {},
     }
+    names = options.loops or loop_names(options)
+    for together in [[name] for name in names] if parameters > ONE_AT_A_TIME_ABOVE else [names]:
+        loops = {name: make_loop(name, shape, options, ranks, dtype) for name in together}
+        costs: dict[str, list[Cost]] = {name: [] for name in loops}
+        for _, name in alternating(list(loops), options.steps):
+            costs[name].append(measured(lambda loop=loops[name]: train_step(loop, batch, micro_batches), device))  # type: ignore[misc]
+        for name, loop in loops.items():
+            result["loops"][name] = figures(loop, costs[name][WARM_UP_STEPS:], batch.tokens, flops, peak_rate)
+            result["attention"] = loop.module.attention
+        add_ratios(result["loops"])
+        show(shape, result, list(loops))
+        if "plain" in loops:
+            result["padded"] = measure_padded(loops["plain"], batch, micro_batches, device)
+            print("  packing        ", result["padded"], flush=True)
+        for name in (name for name in loops if options.profile and name != "zero3_stock"):
+            result[f"profile_{name}"] = profile(loops[name], batch, micro_batches)
+            for place, lines in result[f"profile_{name}"].items():
+                print(f"  profile of {name}, {place}:", *lines, sep="\n    ", flush=True)
+        if options.json:
+            write_json(options.json, whole_result)
+        for loop in loops.values():
+            discard(loop)
+        del loops, loop
+        gc.collect()
+        if cuda:
+            torch.cuda.empty_cache()
+
+
+def add_ratios(rows: dict[str, dict[str, Any]]) -> None:
+    """Each loop's speed over the plain one's, where that is measured."""
+    for name, row in rows.items():
+        base = rows.get("plain_compiled" if name.endswith("_compiled") else "plain")
+        if base:
+            row["ratio"] = round(row["tokens_per_s"] / base["tokens_per_s"], 3)
+            row["host_ratio"] = round(base["host_s"] / row["host_s"], 3)
+
+
+def figures(loop: Any, counted: list[Cost], tokens: int, flops: float, peak_rate: float | None) -> dict[str, Any]:
+    """One loop's medians."""
+    step_s = statistics.median(cost.seconds for cost in counted)
+    return {
+        "step_s": round(step_s, 4),
+        "host_s": round(statistics.median(cost.host_s for cost in counted), 4),
+        "tokens_per_s": round(tokens / step_s),
+        "step_peak_gib": round(max(cost.peak_gib for cost in counted), 3),
+        "mfu": round(flops / step_s / peak_rate, 4) if peak_rate else None,
+        "unpartitioned": loop.unpartitioned if isinstance(loop, Engine) else None,
+    }
+
+
+def discard(loop: Any) -> None:
+    """End the loop and free its memory. DeepSpeed's caches hold a module for as long as the process lives, so it is emptied."""
+    if isinstance(loop, Engine):
+        loop.destroy()
+    for tensor in gc.get_objects():
+        if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.is_cuda and tensor.numel() > LARGE_TENSOR:
+            tensor.untyped_storage().resize_(0)
 
 
 def loop_names(options: argparse.Namespace) -> list[str]:
     """Loops to measure, in order."""
-    return ["plain", "zero3", "zero3_stock", *(["plain_compiled", "zero3_compiled"] if options.compile else [])]
+    eager = ["plain", "zero3", "zero3_blocks", "zero3_stock"]
+    return [*eager, *(["plain_compiled", "zero3_compiled"] if options.compile else [])]
 
 
 def make_loop(name: str, shape: str, options: argparse.Namespace, ranks: Ranks, dtype: torch.dtype) -> Any:
@@ -151,8 +194,12 @@ def make_loop(name: str, shape: str, options: argparse.Namespace, ranks: Ranks, 
         policy.train()
         return PlainLoop(policy, optimizer)
     section = LearnerSection(compile=compiled)
-    if name == "zero3_stock":
-        section = msgspec.structs.replace(section, leaf_modules=False, persist_params_below=STOCK_PERSISTENCE)
+    if name.startswith("zero3_blocks"):
+        section = msgspec.structs.replace(section, gather_whole_below=0)
+    elif name == "zero3_whole":
+        section = msgspec.structs.replace(section, gather_whole_below=10**12)
+    elif name == "zero3_stock":
+        section = msgspec.structs.replace(section, gather_whole_below=0, leaf_modules=False, persist_params_below=STOCK_PERSISTENCE)
     return Engine(policy, blocks=blocks, optimizer=optimizer, learner=section, ranks=ranks)
 
 
@@ -259,27 +306,37 @@ def measure_logits(options: argparse.Namespace, device: torch.device) -> dict[st
     return result
 
 
-def profile(engine: Engine, batch: Batch, micro_batches: list[MicroBatch]) -> list[str]:
-    """Functions in which the host spends most of two steps: seconds in the function itself, calls, name."""
+def profile(loop: Any, batch: Batch, micro_batches: list[MicroBatch]) -> dict[str, list[str]]:
+    """Where two steps' time goes: functions of the host by their own seconds, kernels of the device by share."""
     profiler = cProfile.Profile()
     profiler.enable()
     for _ in range(2):
-        train_step(engine, batch, micro_batches)
+        train_step(loop, batch, micro_batches)
     profiler.disable()
-    rows = sorted(pstats.Stats(profiler).stats.items(), key=lambda item: -item[1][2])[:25]  # type: ignore[attr-defined]
-    return [f"{own:.3f} s {calls} {Path(file).name}:{line} {function}" for (file, line, function), (_, calls, own, _, _) in rows]
+    rows = sorted(pstats.Stats(profiler).stats.items(), key=lambda item: -item[1][2])[:20]  # type: ignore[attr-defined]
+    host = [f"{own:.3f} s {calls} {Path(file).name}:{line} {function}" for (file, line, function), (_, calls, own, _, _) in rows]
+    if not torch.cuda.is_available():
+        return {"host": host, "device": []}
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as traced:
+        began = time.perf_counter()
+        for _ in range(2):
+            train_step(loop, batch, micro_batches)
+        torch.cuda.synchronize()
+        wall_us = (time.perf_counter() - began) * 1e6
+    kernels = sorted(traced.key_averages(), key=lambda row: -row.self_device_time_total)
+    busy = sum(row.self_device_time_total for row in kernels) / wall_us
+    shares = [f"{100 * row.self_device_time_total / wall_us:.1f}% {row.count} {row.key[:110]}" for row in kernels[:18]]
+    return {"host": host, "device": [f"{100 * busy:.1f}% of {wall_us / 1e6:.3f} s busy", *shares]}
 
 
-def show(result: dict[str, Any]) -> None:
-    """The figures as text."""
-    for shape, found in result["shapes"].items():
-        print(f"{shape}: {found['parameters'] / 1e6:.1f}M parameters, {found['tokens']} tokens a step, {found['attention']}")
-        for name, row in found["loops"].items():
-            print(f"  {name:<16}" + "  ".join(f"{key} {value}" for key, value in row.items() if value is not None))
-        print("  packing        ", found["padded"])
-        for line in found["profile"] or []:
-            print("   ", line)
-    print("logits", result["logits"])
+def show(shape: str, found: dict[str, Any], names: list[str]) -> None:
+    """The loops' figures as text."""
+    sizes = f"{found['tokens']} tokens a step in {found['micro_batches']} micro-batches"
+    print(f"{shape}: {found['parameters'] / 1e6:.1f}M parameters, {sizes}, {found['attention']}")
+    for name in names:
+        row = found["loops"][name]
+        print(f"  {name:<16}" + "  ".join(f"{key} {value}" for key, value in row.items() if value is not None), flush=True)
 
 
 if __name__ == "__main__":

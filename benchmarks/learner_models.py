@@ -17,10 +17,11 @@ from learner.packing import pack
 
 SHAPES: dict[str, dict[str, Any]] = {
     "demo": {"hidden": 128, "layers": 4, "heads": 4, "kv": 4, "ffn": 352, "vocab": 4096, "mean_tokens": 110},
+    "deep": {"hidden": 320, "layers": 30, "heads": 5, "kv": 5, "ffn": 320, "vocab": 512, "mean_tokens": 24},
     "135m": {"hidden": 576, "layers": 30, "heads": 9, "kv": 3, "ffn": 1536, "vocab": 49152, "mean_tokens": 1200},
     "1.5b": {"hidden": 1536, "layers": 28, "heads": 12, "kv": 2, "ffn": 8960, "vocab": 151936, "mean_tokens": 1200},
 }
-"""The demo's policy, SmolLM2-135M and Qwen2.5-1.5B."""
+"""The demo's policy; one so narrow that the host is the bottleneck, as with short kernels on a GPU; SmolLM2-135M; Qwen2.5-1.5B."""
 _TURNS = 3
 _TRAINABLE = 0.3
 

@@ -29,6 +29,8 @@ try:
 except ImportError:
     varlen = None  # type: ignore[assignment]
 
+_VARLEN_PARAMETERS = frozenset(inspect.signature(varlen.varlen_attn).parameters) if varlen is not None else frozenset()
+"""Of this torch's ``varlen_attn``: the causal flag, the scale and grouped heads came or changed between releases."""
 PREFIX = "packed_"
 """The backends are registered with transformers under this prefix and their name."""
 
@@ -147,16 +149,16 @@ def _varlen(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: An
     if kwargs.get("dropout"):
         raise EngineError(f"attention 'varlen' has no dropout, got {kwargs['dropout']}")
     causal: dict[str, Any] = {"window_size": (-1 if window is None else window - 1, 0)}
-    if "window_size" not in _varlen_parameters():
+    if "window_size" not in _VARLEN_PARAMETERS:
         if window is not None and window < layout.longest:
             raise EngineError(f"sliding-window attention with 'varlen' needs torch >= 2.11, got {torch.__version__}")
         causal = {"is_causal": True}
     query, key, value = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
-    if "enable_gqa" in _varlen_parameters():
+    if "enable_gqa" in _VARLEN_PARAMETERS:
         causal["enable_gqa"] = query.shape[1] != key.shape[1]
     else:
         key, value = _repeat(key, query.shape[1], 1), _repeat(value, query.shape[1], 1)
-    if "scale" in _varlen_parameters():
+    if "scale" in _VARLEN_PARAMETERS:
         causal["scale"] = kwargs.get("scaling")
     elif kwargs.get("scaling") is not None:
         query = query * (kwargs["scaling"] * query.shape[-1] ** 0.5)
@@ -242,12 +244,6 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, kwar
 def _repeat(heads: Tensor, count: int, dim: int) -> Tensor:
     """Key-value heads repeated to ``count`` heads along ``dim``."""
     return heads if heads.shape[dim] == count else heads.repeat_interleave(count // heads.shape[dim], dim)
-
-
-@cache
-def _varlen_parameters() -> frozenset[str]:
-    """Parameters of this torch's ``varlen_attn``: the causal flag, the scale and grouped heads came or changed between releases."""
-    return frozenset(inspect.signature(varlen.varlen_attn).parameters)
 
 
 @cache

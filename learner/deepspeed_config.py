@@ -31,7 +31,10 @@ def import_deepspeed() -> Any:
     warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
     import deepspeed
     import deepspeed.ops
+    import deepspeed.utils.nvtx
 
+    # Ranges for NVIDIA's profiler around thousands of calls a step.
+    deepspeed.utils.nvtx.enable_nvtx = False
     if not torch.cuda.is_available():
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed

@@ -20,9 +20,9 @@ from async_search_rl.config.learner import LearnerSection, OptimizerSection
 from async_search_rl.errors import CheckpointError, EngineError
 from learner.deepspeed_config import engine_config, frozen_config, import_deepspeed
 from learner.ranks import Ranks
+from learner.whole_step import WholeStep
 
 TAG = "state"
-"""Name of the one state in a folder; DeepSpeed wants it to have one."""
 """Name of the one state in a folder; DeepSpeed wants one."""
 
 
@@ -64,7 +64,10 @@ class Engine:
         self.module = module
         self.parameters = sum(p.numel() for p in module.parameters())
         self.dtype = next(module.parameters()).dtype
-        _mark_blocks(module, blocks, leaf=learner.leaf_modules and learner.zero_stage == 3, compiled=learner.compile)
+        whole = learner.gathers_whole(self.parameters)
+        _mark_blocks(module, blocks, leaf=learner.leaf_modules and learner.zero_stage == 3 and not whole, compiled=learner.compile)
+        if whole:
+            deepspeed.utils.set_z3_leaf_module(module, True)
         if not deepspeed.comm.is_initialized():
             deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
         groups = parameter_groups(module, optimizer.weight_decay)
@@ -72,6 +75,7 @@ class Engine:
         config = engine_config(optimizer, learner, self.dtype, self.parameters, load_universal)
         module.train()
         self._engine, self._optimizer, _, _ = deepspeed.initialize(model=module, optimizer=adamw, config=config)
+        self._whole = WholeStep(module, self._optimizer, self._zero.GatheredParameters, ranks.world) if whole else None
 
     @property
     def unpartitioned(self) -> int:
@@ -82,7 +86,7 @@ class Engine:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module; under ``torch.no_grad()`` for figures alone."""
-        return self._engine(*args, **kwargs)
+        return self._whole.forward(*args, **kwargs) if self._whole else self._engine(*args, **kwargs)
 
     def backward(self, loss: Tensor, last: bool) -> None:
         """Add the gradient of ``loss``, this rank's share of a sum over micro-batches and ranks.
@@ -93,6 +97,9 @@ class Engine:
             loss: scalar with gradient.
             last: whether this is the last micro-batch before :meth:`step`.
         """
+        if self._whole:
+            self._whole.backward(loss, last)
+            return
         self._engine.set_gradient_accumulation_boundary(last)
         self._engine.backward(loss * self._ranks.world, scale_wrt_gas=False)
 
@@ -101,6 +108,7 @@ class Engine:
 
         Where ``finite`` is false (the loss was not), or the gradient's norm is not finite, they are forgotten unapplied.
         """
+        self._partition()
         if not finite:
             self._engine.optimizer.zero_grad()
             return StepReport(float("inf"), False)
@@ -119,12 +127,14 @@ class Engine:
     @contextmanager
     def gathered(self, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
         """Within it ``parameters`` are whole on every rank, to be read. Collective."""
+        self._partition()
         partitioned = [p for p in parameters if hasattr(p, "ds_id")]
         with self._zero.GatheredParameters(partitioned, enabled=bool(partitioned)):
             yield
 
     def save(self, folder: Path) -> None:
         """Write parameters and optimiser state of all ranks under ``folder``. Collective."""
+        self._partition()
         folder.mkdir(parents=True, exist_ok=True)
         self._ranks.barrier()
         self._engine.save_checkpoint(str(folder), tag=TAG, save_latest=False)
@@ -135,6 +145,7 @@ class Engine:
         Raises:
             CheckpointError: when it is incomplete or does not fit.
         """
+        self._partition()
         try:
             loaded, _ = self._engine.load_checkpoint(str(folder), tag=TAG, load_lr_scheduler_states=False)
         except (RuntimeError, ValueError, KeyError, AssertionError, OSError) as error:
@@ -144,7 +155,13 @@ class Engine:
 
     def destroy(self) -> None:
         """Free hooks and buffers."""
+        self._partition()
         self._engine.destroy()
+
+    def _partition(self) -> None:
+        """End what :class:`WholeStep` keeps whole."""
+        if self._whole:
+            self._whole.release()
 
 
 def freeze(module: nn.Module, blocks: Sequence[str], learner: LearnerSection, ranks: Ranks) -> Any:

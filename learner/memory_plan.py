@@ -179,7 +179,11 @@ def _trained(name: str, shape: ModelShape, learner: LearnerSection, dtype_bytes:
         _placed(f"{name} gradients", gradients, "cpu" if learner.offload_optimizer != "none" else "none"),
         _placed(f"{name} optimizer", state, learner.offload_optimizer),
     ]
-    if stage == 3 and (ranks > 1 or learner.offload_params != "none"):
+    if learner.gathers_whole(parameters):
+        if ranks > 1:
+            # The weights for a whole step, the float32 sum of the gradient, and its copy by ranks.
+            items.append(MemoryItem(f"{name} gathered whole", parameters * (dtype_bytes + 8)))
+    elif stage == 3 and (ranks > 1 or learner.offload_params != "none"):
         # Two blocks whole at a time: the one that computes and the one that is fetched ahead; the embedding is a block of its own.
         block = max(shape.stored_per_layer, shape.vocab * shape.hidden)
         items.append(MemoryItem(f"{name} gathered blocks", 2 * block * dtype_bytes))

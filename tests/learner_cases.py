@@ -121,7 +121,8 @@ def learner_command(config: Config, recorded: Path | None, *, ranks: int = 1, pr
 
 def start_process(command: Sequence[str]) -> subprocess.Popen[str]:
     """A process in a session of its own, on one thread a rank, without the network settings of this one's launcher."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     process = subprocess.Popen(
         command, env=env, cwd=ROOT, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )

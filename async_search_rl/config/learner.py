@@ -132,6 +132,8 @@ class LearnerSection(Section, frozen=True):
     """Compile the transformer blocks."""
     leaf_modules: bool = True
     """Gather a whole transformer block at once instead of each of its modules (ZeRO-3)."""
+    gather_whole_below: NonNegative = 500_000_000
+    """Models of fewer elements are gathered once for a whole optimiser step (ZeRO-3 without off-load); 0: none."""
     persist_params_below: NonNegative = 10_000
     """ZeRO-3 keeps parameters of fewer elements whole."""
     skip_nonfinite: bool = True
@@ -140,6 +142,11 @@ class LearnerSection(Section, frozen=True):
     """Seconds the learner waits for a batch before it stops and says who was silent."""
     device_memory_gib: NonNegativeFloat = 0.0
     """Memory the start-up plan may use on a device; 0: what the device has."""
+
+    def gathers_whole(self, parameters: int) -> bool:
+        """Whether a model of so many elements is gathered once for a whole optimiser step."""
+        offloaded = self.offload_params != "none" or self.offload_optimizer != "none"
+        return self.zero_stage == 3 and not offloaded and parameters < self.gather_whole_below
 
 
 class CriticSection(Section, frozen=True):

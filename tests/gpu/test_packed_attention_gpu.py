@@ -34,7 +34,7 @@ def run(backend, dtype: torch.dtype, kv_heads: int, window: int | None) -> list[
     [("varlen", torch.bfloat16), ("flex", torch.bfloat16), ("flex", torch.float32), ("segments", torch.float32)],
 )
 def test_kernels_agree_with_the_explicit_mask(backend: str, dtype: torch.dtype, kv_heads: int, window: int | None) -> None:
-    if backend == "varlen" and window is not None and "window_size" not in attention._varlen_parameters():
+    if backend == "varlen" and window is not None and "window_size" not in attention._VARLEN_PARAMETERS:
         pytest.skip("this torch's varlen_attn has no window")
     got = run(BACKENDS[backend], dtype, kv_heads, window)
     reference = run(attention._sdpa, torch.float32, kv_heads, window)

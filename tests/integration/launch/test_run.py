@@ -149,7 +149,7 @@ class Launched:
         self.process = subprocess.Popen(
             [sys.executable, "-c", DRIVER, str(bin_folder), str(config)],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -69,8 +69,8 @@ def plain_gradients(config: Config, recorded: Path) -> dict[str, torch.Tensor]:
     return {name: p.grad.clone() for name, p in policy.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_one_rank_two_ranks_and_plain_torch_give_the_same_gradients(tmp_path: Path, tied: bool) -> None:
+@pytest.mark.parametrize(("tied", "whole"), [(True, 10**9), (False, 10**9), (True, 0)], ids=["tied", "untied", "by blocks"])
+def test_one_rank_two_ranks_and_plain_torch_give_the_same_gradients(tmp_path: Path, tied: bool, whole: int) -> None:
     model, recorded, program = model_folder(tmp_path / "start", tied=tied), tmp_path / "recorded.groups", tmp_path / "saves.py"
     write_groups(recorded, groups(5))
     program.write_text(SAVES_GRADIENTS)
@@ -81,6 +81,7 @@ def test_one_rank_two_ranks_and_plain_torch_give_the_same_gradients(tmp_path: Pa
             model,
             run={"name": name, "max_steps": 1},
             replay={"batch_groups": 5},
+            learner={"gather_whole_below": whole},
             algorithm={"entropy_coef": 0.01, "aggregation": "sequence_mean"},
             checkpoint={"export_at_end": False},
         )

@@ -1,5 +1,7 @@
 """Packed attention: every backend against one trajectory at a time, and against the explicit mask."""
 
+import inspect
+
 import pytest
 import torch
 from torch.nn import functional
@@ -149,18 +151,16 @@ def test_varlen_is_called_as_each_torch_release_wants_it(
         calls.append({"max_q": max_q, "is_causal": is_causal})
         return attend(query, key, value, cu_seq_q, None, None)
 
-    monkeypatch.setattr(attention.varlen, "varlen_attn", newest if parameters == "newest" else oldest)
-    attention._varlen_parameters.cache_clear()
+    replaced = newest if parameters == "newest" else oldest
+    monkeypatch.setattr(attention.varlen, "varlen_attn", replaced)
+    monkeypatch.setattr(attention, "_VARLEN_PARAMETERS", frozenset(inspect.signature(replaced).parameters))
     query, key, value = qkv()
     arguments = {"scaling": 0.5, "sliding_window": window, "packing": PackedLayout.of(LENGTHS)}
-    try:
-        if parameters == "oldest" and window is not None:
-            with pytest.raises(EngineError, match="sliding-window"):
-                attention._varlen(None, query, key, value, None, **arguments)
-            return
-        got, _ = attention._varlen(None, query, key, value, None, **arguments)
-    finally:
-        attention._varlen_parameters.cache_clear()
+    if parameters == "oldest" and window is not None:
+        with pytest.raises(EngineError, match="sliding-window"):
+            attention._varlen(None, query, key, value, None, **arguments)
+        return
+    got, _ = attention._varlen(None, query, key, value, None, **arguments)
     torch.testing.assert_close(got, one_at_a_time(query, key, value, window))
     assert calls[0]["max_q"] == 9
     assert calls[0].get("is_causal", True)
