@@ -86,6 +86,14 @@ def test_a_configuration_decides_which_models_are_counted() -> None:
     assert long.items[0] == item(plan(), "policy weights")
 
 
+def test_a_model_gathered_whole_counts_its_weights_and_two_gradients() -> None:
+    made = plan(LearnerSection(gather_whole_below=QWEN_1_5B.parameters + 1))
+    assert item(made, "policy gathered whole").device_bytes == QWEN_1_5B.parameters * (2 + 4 + 4)
+    assert "policy gathered whole" not in {i.name for i in plan().items}
+    offloaded = plan(LearnerSection(gather_whole_below=QWEN_1_5B.parameters + 1, offload_params="cpu"))
+    assert "policy gathered whole" not in {i.name for i in offloaded.items}
+
+
 def test_one_rank_gathers_nothing() -> None:
     assert not [i for i in plan(ranks=1).items if "gathered" in i.name]
 
