@@ -61,6 +61,7 @@ _LEARNER = _rows(
     ("groups", "groups", "groups in the batch"),
     ("tokens", "tokens", "tokens of the batch, prompts and observations included"),
     ("trainable_tokens", "tokens", "sampled tokens of the batch"),
+    ("reuse_fraction", "share", "trainable tokens that weights older than those the step started from had sampled"),
     ("padding", "share", "padding among the processed tokens"),
     ("microbatches", "micro-batches", "micro-batches of the step on this rank"),
     ("lag_mean", "batches", "mean staleness of the batch's groups"),

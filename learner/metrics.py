@@ -21,7 +21,7 @@ from async_search_rl.errors import ConfigError
 from async_search_rl.metrics import JsonLines
 from async_search_rl.replay.schema import EvaluationResult
 from async_search_rl.trajectory import Outcome
-from async_search_rl.version import PolicyVersion
+from async_search_rl.version import PolicyVersion, lag
 from learner.batch import Batch
 from learner.flops import ModelShape, peak_flops, training_flops
 
@@ -31,6 +31,8 @@ def batch_figures(batch: Batch, step: int) -> dict[str, Any]:
     used = [t for t in batch.trajectories if t.valid]
     rewards = batch.rewards_S[batch.valid_S]
     lags = [group.lag(step) for group in batch.groups]
+    versions, tokens = np.unique(batch.versions_N, return_counts=True)
+    reused = sum(int(count) for version, count in zip(versions, tokens, strict=True) if lag(step, version) > 0)
     figures: dict[str, Any] = {
         "reward_mean": float(rewards.mean()),
         "reward_std": float(rewards.std()),
@@ -42,9 +44,10 @@ def batch_figures(batch: Batch, step: int) -> dict[str, Any]:
         "groups": float(len(batch.groups)),
         "tokens": float(batch.tokens),
         "trainable_tokens": float(batch.trainable_tokens),
+        "reuse_fraction": reused / max(batch.trainable_tokens, 1),
         "lag_mean": float(np.mean(lags)),
         "lag_max": float(max(lags)),
-        "lag_histogram": {str(lag): count for lag, count in sorted(Counter(lags).items())},
+        "lag_histogram": {str(steps): count for steps, count in sorted(Counter(lags).items())},
     }
     for outcome in get_args(Outcome):
         lengths = [t.length for t in batch.trajectories if t.outcome == outcome]

@@ -1,9 +1,11 @@
 """Recorded groups, stop signals, batch figures, model folders and exports."""
 
+import dataclasses
 import json
 import os
 import signal
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -13,6 +15,7 @@ from async_search_rl.config import parse_config
 from async_search_rl.errors import ConfigError, DataError
 from async_search_rl.metrics import read_json_lines, unknown_names
 from async_search_rl.replay.schema import CutRequest
+from async_search_rl.version import PolicyVersion
 from learner.batch import batch_from_groups
 from learner.critic import critic_optimizer
 from learner.export import write_model_folder
@@ -73,6 +76,18 @@ def test_figures_of_a_batch_have_known_names_and_count_what_is_there():
     assert figures["length_no_answer"] is None
     assert figures["length_fault"] > 0
     assert figures["searches_mean"] == 1.0
+
+
+def test_the_reuse_fraction_counts_tokens_of_older_weights_by_their_own_version():
+    (group,) = groups(1)
+    first = group.trajectories[0]
+    versions = np.where(np.cumsum(first.loss_mask) > 1, PolicyVersion(1, 2).pack(), PolicyVersion(2, 1).pack())
+    mixed = dataclasses.replace(first, versions=np.where(first.loss_mask, versions, first.versions))
+    batch = batch_from_groups([dataclasses.replace(group, trajectories=(mixed,))])
+    assert batch.trainable_tokens > 1
+    assert batch_figures(batch, step=1)["reuse_fraction"] == 0.0
+    assert batch_figures(batch, step=2)["reuse_fraction"] == pytest.approx(1 / batch.trainable_tokens)
+    assert batch_figures(batch, step=3)["reuse_fraction"] == 1.0
 
 
 def test_metrics_are_json_lines(tmp_path):
