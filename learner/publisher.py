@@ -79,11 +79,6 @@ class Publisher:
             "publications_aborted": stats.get("aborted", 0.0),
         }
 
-    def close(self) -> None:
-        """Stop the sender's threads."""
-        if self._sender is not None:
-            self._sender.close()
-
 
 def full_shape(parameter: nn.Parameter) -> tuple[int, ...]:
     """Shape of the whole parameter, also where only a partition is here."""
