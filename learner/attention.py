@@ -32,6 +32,7 @@ except ImportError:
 _VARLEN_PARAMETERS = frozenset(inspect.signature(varlen.varlen_attn).parameters) if varlen is not None else frozenset()
 """Of this torch's ``varlen_attn``: the causal flag, the scale and grouped heads came or changed between releases."""
 PREFIX = "packed_"
+_FLEX_MIN_HEAD_DIM = 16
 """The backends are registered with transformers under this prefix and their name."""
 
 
@@ -116,14 +117,15 @@ def use_packed_attention(model: Any, backend: str = "auto") -> str:
         raise EngineError(f"packing needs layers of full or sliding attention only, got {sorted(other)}")
     if not getattr(model, "_supports_attention_backend", False):
         raise EngineError(f"packing needs a model on transformers' attention interface, got {type(model).__name__}")
-    chosen = choose_backend(backend, model.device, model.dtype)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    chosen = choose_backend(backend, model.device, model.dtype, head_dim)
     AttentionInterface.register(PREFIX + chosen, _BACKENDS[chosen])
     model.set_attn_implementation(PREFIX + chosen)
     return chosen
 
 
-def choose_backend(backend: str, device: torch.device, dtype: torch.dtype) -> str:
-    """The backend that ``backend`` (a name or ``auto``) means on this device and dtype.
+def choose_backend(backend: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> str:
+    """The backend that ``backend`` (a name or ``auto``) means on this device, for this dtype and size of a head.
 
     Raises:
         EngineError: when it cannot run there.
@@ -132,7 +134,9 @@ def choose_backend(backend: str, device: torch.device, dtype: torch.dtype) -> st
     if backend == "auto":
         if device.type != "cuda":
             return "segments"
-        return "varlen" if half and varlen is not None else "flex"
+        if half and varlen is not None:
+            return "varlen"
+        return "flex" if head_dim >= _FLEX_MIN_HEAD_DIM else "segments"
     if backend not in _BACKENDS:
         raise EngineError(f"attention must be auto or one of {', '.join(_BACKENDS)}, got {backend!r}")
     if backend == "varlen" and not (half and device.type == "cuda" and varlen is not None):
@@ -141,6 +145,10 @@ def choose_backend(backend: str, device: torch.device, dtype: torch.dtype) -> st
         )
     if backend == "flex" and device.type == "cpu":
         raise EngineError("attention 'flex' has no backward pass on CPU; use 'segments' or 'sdpa'")
+    if backend == "flex" and head_dim < _FLEX_MIN_HEAD_DIM:
+        raise EngineError(
+            f"attention 'flex' needs heads of at least {_FLEX_MIN_HEAD_DIM}, got {head_dim}; use 'segments' or 'sdpa'"
+        )
     return backend
 
 

@@ -107,16 +107,22 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 @pytest.mark.parametrize(
-    ("backend", "device", "dtype", "chosen"),
+    ("backend", "device", "dtype", "head_dim", "chosen"),
     [
-        ("auto", CPU, torch.float32, "segments"),
-        ("auto", CUDA, torch.bfloat16, "varlen"),
-        ("auto", CUDA, torch.float32, "flex"),
-        ("sdpa", CPU, torch.float32, "sdpa"),
+        ("auto", CPU, torch.float32, 64, "segments"),
+        ("auto", CUDA, torch.bfloat16, 64, "varlen"),
+        ("auto", CUDA, torch.float32, 64, "flex"),
+        ("auto", CUDA, torch.float32, 8, "segments"),
+        ("sdpa", CPU, torch.float32, 64, "sdpa"),
     ],
 )
-def test_the_choice_of_backend(backend: str, device: torch.device, dtype: torch.dtype, chosen: str) -> None:
-    assert choose_backend(backend, device, dtype) == chosen
+def test_the_choice_of_backend(backend: str, device: torch.device, dtype: torch.dtype, head_dim: int, chosen: str) -> None:
+    assert choose_backend(backend, device, dtype, head_dim) == chosen
+
+
+def test_flex_is_refused_for_heads_that_its_kernel_does_not_take() -> None:
+    with pytest.raises(EngineError, match="heads of at least 16, got 8"):
+        choose_backend("flex", CUDA, torch.float32, 8)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +130,7 @@ def test_the_choice_of_backend(backend: str, device: torch.device, dtype: torch.
 )
 def test_backends_that_cannot_run_are_refused(backend: str, message: str) -> None:
     with pytest.raises(EngineError, match=message):
-        choose_backend(backend, CPU, torch.bfloat16)
+        choose_backend(backend, CPU, torch.bfloat16, 64)
 
 
 @pytest.mark.parametrize("parameters", ["newest", "oldest"])
