@@ -46,6 +46,7 @@ async def generate(config: Config, name: str, index: int, ready: Callable[[], No
     """
     url, token = replay_url(config), read_token(config.security)
     prepare_environment(config)
+    yield_cores(config.generator.niceness)
     tokenizer = check_model(config)
     actions = make_actions(config.rollout.action_tokens, tokenizer)
     from rollouts.vllm_engine import VllmEngine
@@ -67,6 +68,17 @@ async def generate(config: Config, name: str, index: int, ready: Callable[[], No
                 await receiver.close()
     finally:
         await engine.close()
+
+
+def yield_cores(niceness: int) -> None:
+    """Let the other processes of this machine go first, the learner above all; the engine's processes inherit it.
+
+    Where Linux schedules each session as a group, a process is nice within its session only, so that the group is made so too.
+    """
+    os.nice(niceness)
+    autogroup = Path("/proc/self/autogroup")
+    if niceness and autogroup.exists():
+        autogroup.write_text(str(niceness), encoding="ascii")
 
 
 def check_actor(config: Config) -> None:

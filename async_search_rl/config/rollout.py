@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from async_search_rl.config.types import NonNegative, NonNegativeFloat, Positive, PositiveFloat, PositiveFraction, Section
+from async_search_rl.config.types import Niceness, NonNegative, NonNegativeFloat, Positive, PositiveFloat, PositiveFraction, Section
 
 
 class RolloutSection(Section, frozen=True):
@@ -76,6 +76,8 @@ class GeneratorSection(Section, frozen=True):
     """vLLM attention backend by name; empty: the engine decides."""
     threads: NonNegative = 0
     """CPU threads an engine; 0: the engine decides."""
+    niceness: Niceness = 0
+    """Niceness (0 to 19) of a generator that shares cores with the learner; above 0, training comes first where it takes longer."""
     start_timeout_s: PositiveFloat = 300.0
     """Seconds an engine may take to start."""
     stall_timeout_s: PositiveFloat = 300.0

@@ -16,6 +16,7 @@ PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
 NonNegativeFloat = Annotated[float, msgspec.Meta(ge=0)]
 Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 PositiveFraction = Annotated[float, msgspec.Meta(gt=0, le=1)]
+Niceness = Annotated[int, msgspec.Meta(ge=0, le=19)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
 
