@@ -32,6 +32,7 @@ from async_search_rl.replay.schema import (
 from learner.batch import Batch, batch_from_groups
 from learner.ranks import Ranks
 
+_PAUSE_S = 0.02
 _LOOK_S = 0.2
 """Seconds between two looks at the stop flag while waiting."""
 _LONGEST_POLL_S = 2.0
@@ -137,7 +138,8 @@ class Prefetch:
             reply = self._source.cut(CutRequest(incarnation=self._incarnation, cut=cut, step=cut, wait_s=self._poll_s))
             self._evaluations += reply.evaluations
             self._waiting_for = reply.waiting_for or self._waiting_for
-            if reply.groups is not None or reply.stop or self._closing.is_set():
+            # The pause keeps a service that answers at once from being asked without end.
+            if reply.groups is not None or reply.stop or self._closing.wait(_PAUSE_S):
                 return reply
 
 
