@@ -27,6 +27,7 @@ from aiohttp import web
 
 from async_search_rl.config.run import SecuritySection
 from async_search_rl.errors import ConfigError, DataError, DeadlineError, SchemaError, SearchRLError, ServiceError, TooLargeError
+from async_search_rl.files import write_whole
 
 TOKEN_VARIABLE = "ASYNC_SEARCH_RL_TOKEN"
 MSGPACK = "application/msgpack"
@@ -130,9 +131,7 @@ async def listening(
 def announce(path: Path, url: str) -> None:
     """Write ``url`` as one line to ``path``, whole or not at all; readers poll for the file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(url + "\n", encoding="ascii")
-    aside.replace(path)
+    write_whole(path, f"{url}\n".encode("ascii"))
 
 
 def stop_signal() -> asyncio.Event:

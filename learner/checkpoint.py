@@ -10,7 +10,6 @@ The learning-rate schedule has no state: it follows from the step.
 from __future__ import annotations
 
 import logging
-import os
 import random
 import shutil
 import threading
@@ -23,6 +22,7 @@ import torch
 
 from async_search_rl.config import Config, to_toml
 from async_search_rl.errors import CheckpointError
+from async_search_rl.files import sync, write_whole
 from learner.deepspeed_checkpoint import to_universal
 from learner.deepspeed_engine import Engine
 from learner.ranks import Ranks
@@ -228,17 +228,10 @@ def copy_checkpoint(checkpoint: Path, target: Path) -> None:
 def move_into_place(partial: Path, final: Path) -> None:
     """Make ``partial`` durable and give it its name."""
     for path in (*partial.rglob("*"), partial):
-        _sync(path)
+        sync(path)
     shutil.rmtree(final, ignore_errors=True)
     partial.rename(final)
-    _sync(final.parent)
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Replace ``path`` by ``data``, at once."""
-    aside = path.with_name(f".{path.name}.aside")
-    aside.write_bytes(data)
-    aside.replace(path)
+    sync(final.parent)
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
@@ -262,11 +255,3 @@ def set_random_state(state: dict[str, Any], device: torch.device) -> None:
     torch.set_rng_state(state["torch"])
     if state["cuda"] is not None and device.type == "cuda":
         torch.cuda.set_rng_state(state["cuda"], device)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

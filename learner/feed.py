@@ -33,6 +33,7 @@ from learner.batch import Batch, batch_from_groups
 from learner.ranks import Ranks
 
 _PAUSE_S = 0.02
+"""Seconds between two polls, so that a service that answers at once is not asked without end."""
 _LOOK_S = 0.2
 """Seconds between two looks at the stop flag while waiting."""
 _LONGEST_POLL_S = 2.0
@@ -138,7 +139,6 @@ class Prefetch:
             reply = self._source.cut(CutRequest(incarnation=self._incarnation, cut=cut, step=cut, wait_s=self._poll_s))
             self._evaluations += reply.evaluations
             self._waiting_for = reply.waiting_for or self._waiting_for
-            # The pause keeps a service that answers at once from being asked without end.
             if reply.groups is not None or reply.stop or self._closing.wait(_PAUSE_S):
                 return reply
 

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from async_search_rl.errors import DataError
+from async_search_rl.files import write_whole
 from search.schema import WireDocument
 
 _BLOCK_BYTES = 1 << 24
@@ -182,9 +183,7 @@ def _scan(path: Path, folder: Path, progress: Callable[[int, int], None] | None)
         unpacked.replace(folder / _UNPACKED)
     else:
         unpacked.unlink()
-    aside = folder / f".{_STAMP}.{os.getpid()}"
-    aside.write_bytes(msgspec.json.encode(stamp))
-    aside.replace(folder / _STAMP)
+    write_whole(folder / _STAMP, msgspec.json.encode(stamp))
     return stamp
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from async_search_rl.errors import ConfigError
+from async_search_rl.files import write_whole
 from search.corpus import Corpus
 from search.encoder import Encoder
 
@@ -61,9 +62,7 @@ def encode_corpus(corpus: Corpus, encoder: Encoder, folder: Path, progress: Call
         stop = min(start + _CHUNK_DOCS, len(corpus))
         vectors_ND[start:stop] = encoder.passages(list(corpus.iter_contents(start, stop)))
         vectors_ND.flush()
-        aside = state.with_suffix(f".{os.getpid()}")
-        aside.write_bytes(msgspec.json.encode(_Encoded(stop, encoder.dimension)))
-        aside.replace(state)
+        write_whole(state, msgspec.json.encode(_Encoded(stop, encoder.dimension)))
         progress(stop, len(corpus))
     return vectors_ND
 

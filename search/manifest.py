@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 
 from async_search_rl.errors import DataError
+from async_search_rl.files import write_whole
 from search.corpus import CorpusStamp
 
 FORMAT = 1
@@ -50,9 +50,7 @@ def new_manifest(backend: str, corpus: CorpusStamp, parameters: dict[str, Parame
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write it whole or not at all."""
-    aside = folder / f".{_NAME}.{os.getpid()}"
-    aside.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
-    aside.replace(folder / _NAME)
+    write_whole(folder / _NAME, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
 
 
 def read_manifest(folder: Path) -> Manifest | None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from async_search_rl.config import Config, load_config
 from async_search_rl.errors import DataError, SearchRLError
+from async_search_rl.files import write_whole
 from async_search_rl.launch.page_charts import charts, utilisation
 from async_search_rl.launch.page_style import STYLE
 from async_search_rl.launch.transcript import Decode, html, load_decoder, read_groups, segments, versions_text
@@ -76,9 +77,8 @@ def write_page(folder: Path) -> Path:
     Raises:
         DataError: as :func:`read_run`.
     """
-    path, aside = folder / "index.html", folder / ".index.html"
-    aside.write_text(page(read_run(folder)), encoding="utf-8")
-    aside.replace(path)
+    path = folder / "index.html"
+    write_whole(path, page(read_run(folder)).encode())
     return path
 
 

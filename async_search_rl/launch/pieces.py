@@ -15,6 +15,7 @@ import msgspec
 
 from async_search_rl.config import Config, to_toml
 from async_search_rl.errors import ConfigError
+from async_search_rl.files import write_whole
 from async_search_rl.http import is_loopback
 from async_search_rl.launch.process import Piece
 
@@ -34,9 +35,7 @@ def write_config(config: Config) -> None:
     """Write the effective configuration, whole or not at all."""
     path = config_path(config)
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(".config.toml")
-    aside.write_text(to_toml(config), encoding="utf-8")
-    aside.replace(path)
+    write_whole(path, to_toml(config).encode())
 
 
 def with_service(config: Config, section: str, url: str) -> Config:

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from async_search_rl.config import Config
+from async_search_rl.files import write_whole
 from async_search_rl.launch.page import write_page
 from async_search_rl.launch.summary import summarise, write_summary
 from async_search_rl.metrics import read_json_lines, surviving_steps
@@ -31,9 +32,7 @@ class RunReport:
 def write_report(config: Config, status: Status, *, outcome: str, wall_s: float, restarts: Mapping[str, int]) -> RunReport:
     """Write all three files into the run's folder. ``outcome`` and ``restarts`` as in :func:`summarise`."""
     folder = config.run.folder
-    aside = folder / ".status.json"
-    aside.write_bytes(msgspec.json.encode(status))
-    aside.replace(folder / "status.json")
+    write_whole(folder / "status.json", msgspec.json.encode(status))
     timeline = list(read_json_lines(folder / "metrics" / "timeline.jsonl"))
     learner = surviving_steps(read_json_lines(folder / "metrics" / "learner.jsonl"))
     summary = summarise(config, status, timeline, learner, outcome=outcome, wall_s=wall_s, restarts=restarts)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from async_search_rl.config import Config, to_toml
+from async_search_rl.files import write_whole
 from async_search_rl.launch.timeline import Row, actor_total
 from async_search_rl.replay.schema import EvaluationResult, Status
 
@@ -92,9 +93,7 @@ def summarise(
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> Path:
     """Write ``summary.json``, whole or not at all; returns its path."""
     path = folder / "summary.json"
-    aside = folder / ".summary.json"
-    aside.write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    aside.replace(path)
+    write_whole(path, (json.dumps(summary, indent=1, ensure_ascii=False) + "\n").encode())
     return path
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from async_search_rl.errors import LogCorruptError
+from async_search_rl.files import sync
 from async_search_rl.replay.records import Location
 
 _MAGIC = b"ASRL"
@@ -166,7 +167,7 @@ class Log:
             if self._file is not None:
                 os.close(self._file[1])
             self._file = (segment, os.open(self._path(segment), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644))
-            _sync_folder(self._folder)
+            sync(self._folder)
         view = memoryview(data)
         while view:
             view = view[os.write(self._file[1], view) :]
@@ -224,11 +225,3 @@ def _frame_at(data: bytes, offset: int) -> _Frame | None:
         return None
     payload = data[begin : begin + length]
     return _Frame(payload, offset, begin + length, batch) if zlib.crc32(payload) == checksum else None
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

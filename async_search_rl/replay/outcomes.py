@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from async_search_rl.codec import encode
+from async_search_rl.files import write_whole
 from async_search_rl.metrics import JsonLines
 from async_search_rl.replay.evaluation import Round
 from async_search_rl.replay.records import Location
@@ -36,11 +37,5 @@ class Outcomes:
         groups = encode([read_group(answer.location) for answer in answers])
         before = self._folder / "trajectories_before.msgpack"
         if not before.exists():
-            _replace(before, groups)
-        _replace(self._folder / "trajectories_after.msgpack", groups)
-
-
-def _replace(path: Path, data: bytes) -> None:
-    aside = path.with_name(f".{path.name}.part")
-    aside.write_bytes(data)
-    aside.replace(path)
+            write_whole(before, groups)
+        write_whole(self._folder / "trajectories_after.msgpack", groups)

@@ -1,4 +1,5 @@
 import threading
+import time
 
 import pytest
 import torch
@@ -6,7 +7,7 @@ import torch
 from async_search_rl.codec import encode_group
 from async_search_rl.errors import DeadlineError, ServiceError
 from async_search_rl.replay.schema import CutReply, EvaluationResult
-from learner.feed import Feed, Prefetch
+from learner.feed import _PAUSE_S, Feed, Prefetch
 from learner.ranks import Ranks
 from tests.learner_cases import groups
 
@@ -56,6 +57,16 @@ def test_polls_without_groups_are_repeated_and_their_evaluations_kept():
     assert delivery.batch is not None
     assert delivery.evaluations == (EVALUATION, EVALUATION)
     prefetch.close()
+
+
+def test_a_service_that_answers_at_once_is_not_asked_without_end():
+    source = Source(CutReply(waiting_for="2 groups"))
+    batches, prefetch = feed(source, timeout_s=0.2)
+    began = time.monotonic()
+    with pytest.raises(DeadlineError, match="waiting for 2 groups"):
+        batches.next(0, lambda: False)
+    prefetch.close()
+    assert len(source.asked) <= (time.monotonic() - began) / _PAUSE_S + 1
 
 
 def test_a_stop_of_the_service_comes_through_with_its_reason():

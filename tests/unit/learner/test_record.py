@@ -73,6 +73,7 @@ def test_a_learner_that_resumes_between_two_publications_announces_its_weights_a
     resumed = learner(5, weights={"publish_every": 2}, replay={"max_staleness": 2})
     with pytest.raises(DeadlineError, match="groups"):
         train(resumed, Flag())
+    resumed.feed._prefetch.close()
     assert resumed.source.announced == [(2, 5, 5)]
 
 
