@@ -1,4 +1,4 @@
-"""Accepted groups in log order, and the batches cut from them.
+"""Accepted groups, and the batches cut from them.
 
 Durable state without bytes: a group is a location in the log and what the staleness bound needs. A batch stays recorded until no
 checkpoint that is kept needs it, so that a learner that resumes gets the same groups again. ``position`` batches are inside the
@@ -71,10 +71,16 @@ class Buffer(msgspec.Struct, kw_only=True):
         """Tickets of waiting groups that the batch of ``step`` must not hold; nor can any later batch."""
         return [ticket for ticket, entry in self.groups.items() if entry.lag(step) > max_staleness]
 
-    def first(self, groups: int) -> list[int] | None:
-        """The first ``groups`` tickets in log order; ``None`` while there are fewer."""
-        tickets = list(self.groups)
-        return tickets[:groups] if len(tickets) >= groups else None
+    def next_batch(self, groups: int, step: int, max_staleness: int) -> list[int] | None:
+        """Tickets of ``groups`` groups for the batch of ``step``: those that the next one must not hold, then log order.
+
+        ``None`` while fewer wait. Log order alone would let a group go stale behind fresher ones that can wait.
+        """
+        if len(self.groups) < groups:
+            return None
+        last_chance = self.stale_at(step + 1, max_staleness)
+        others = [ticket for ticket in self.groups if ticket not in last_chance]
+        return (last_chance + others)[:groups]
 
     def drop(self, ticket: int) -> Entry:
         """A waiting group ends stale."""

@@ -67,7 +67,7 @@ class LearnerSide:
         stale = buffer.stale_at(request.step, replay.max_staleness)
         if stale:
             self._core.commit(Stale(step=request.step, tickets=stale))
-        tickets = buffer.first(replay.batch_groups)
+        tickets = buffer.next_batch(replay.batch_groups, request.step, replay.max_staleness)
         if tickets is None:
             return None
         self._core.commit(Cut(cut=request.cut, step=request.step, tickets=tickets))

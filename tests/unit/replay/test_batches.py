@@ -29,6 +29,21 @@ def test_batches_are_cut_in_log_order(bench, make_group):
     assert b.cut(2) is None
 
 
+def test_groups_that_the_next_batch_must_not_hold_come_before_fresher_ones(bench, make_group):
+    b = bench(replay={"max_staleness": 1}).running()
+    fill(b, make_group, 2)
+    b.cut(0)
+    old = b.tickets(2)
+    b.publish(1)
+    fresh = fill(b, make_group, 2, step=1)
+    for ticket in old:
+        assert b.put(make_group(ticket, GOOD, step=0))[0] == "accepted"
+    assert numbers(b.cut(1)) == [ticket.ticket for ticket in old]
+    b.publish(2)
+    assert numbers(b.cut(2)) == fresh
+    assert b.state.counters()["groups_stale"] == 0
+
+
 def test_groups_over_the_bound_end_stale_when_the_batch_is_cut(bench, make_group):
     b = bench(replay={"max_staleness": 1}, data={"shuffle": False}).running()
     first = fill(b, make_group, 4, tokens=5)
