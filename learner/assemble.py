@@ -19,7 +19,7 @@ from async_search_rl.replay.client import BlockingReplayClient
 from async_search_rl.replay.schema import StartRequest
 from async_search_rl.version import PolicyVersion
 from async_search_rl.weights.sender import WeightSender
-from learner.checkpoint import Checkpoints, checkpoint_to_resume, make_universal
+from learner.checkpoint import Checkpoints, checkpoint_to_resume
 from learner.critic import Critic, build_critic
 from learner.deepspeed_engine import Engine
 from learner.feed import CutSource, Feed, Prefetch
@@ -75,22 +75,15 @@ def assemble(config: Config, ranks: Ranks, recorded: Path | None) -> Iterator[Le
     torch.manual_seed(config.run.seed + ranks.rank)
     check_memory(config, ranks)
     checkpoint = checkpoint_to_resume(config)
-    universal = make_universal(checkpoint, ranks) if checkpoint is not None else None
     model = load_policy(config, config.model.path, "model.path", ranks)
     names = dict(model.model.named_parameters())
-    policy = Engine(
-        model,
-        blocks=block_classes(model.model),
-        optimizer=config.optimizer,
-        learner=config.learner,
-        ranks=ranks,
-        load_universal=universal is not None,
-    )
-    critic = build_critic(config, ranks, universal is not None) if config.uses_critic else None
+    blocks = block_classes(model.model)
+    policy = Engine(model, blocks=blocks, optimizer=config.optimizer, learner=config.learner, ranks=ranks)
+    critic = build_critic(config, ranks) if config.uses_critic else None
     engines = {"policy": policy} | ({"critic": critic.engine} if critic is not None else {})
     reference = build_reference(config, ranks)
     checkpoints = Checkpoints(config, engines, ranks)
-    step = checkpoints.load(checkpoint, universal).step if checkpoint is not None else 0
+    step = checkpoints.load(checkpoint).step if checkpoint is not None else 0
     with ExitStack() as stack:
         sender = source = prefetch = metrics = None
         incarnation = 1

@@ -90,16 +90,15 @@ class Checkpoints:
         self._ranks.barrier()
         return min(read_state(kept).cut for kept in list_checkpoints(self.folder))
 
-    def load(self, checkpoint: Path, universal: Path | None = None) -> CheckpointState:
-        """Put the engines and this rank's random state where ``checkpoint`` has them. Collective.
+    def load(self, checkpoint: Path) -> CheckpointState:
+        """Put the engines, and at the same world size this rank's random state, where ``checkpoint`` has them. Collective.
 
-        Args:
-            checkpoint: one of :func:`list_checkpoints`.
-            universal: its universal form, where it is of another world size; removed afterwards.
+        One of another world size is read by way of DeepSpeed's universal form, which is removed afterwards.
         """
         state = read_state(checkpoint)
+        universal = make_universal(checkpoint, self._ranks)
         for name, engine in self._engines.items():
-            engine.load((universal or checkpoint) / name)
+            engine.load((universal or checkpoint) / name, universal=universal is not None)
         if universal is not None:
             self._ranks.barrier()
             if self._ranks.first:

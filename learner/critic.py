@@ -104,18 +104,12 @@ def critic_optimizer(config: Config) -> OptimizerSection:
     )
 
 
-def build_critic(config: Config, ranks: Ranks, load_universal: bool = False) -> Critic:
+def build_critic(config: Config, ranks: Ranks) -> Critic:
     """The critic of `critic.path`, or of the policy's starting weights."""
     path, key = (config.critic.path, "critic.path") if config.critic.path else (config.model.path, "model.path")
     folder = check_model_folder(path, key, tokenizer=False)
     model = load_causal_lm(folder, DTYPES[config.model.dtype], gradient_checkpointing=config.learner.gradient_checkpointing)
     module = ValueModel(model.to(ranks.device), config.learner.attention)
-    engine = Engine(
-        module,
-        blocks=block_classes(model),
-        optimizer=critic_optimizer(config),
-        learner=config.learner,
-        ranks=ranks,
-        load_universal=load_universal,
-    )
+    optimizer = critic_optimizer(config)
+    engine = Engine(module, blocks=block_classes(model), optimizer=optimizer, learner=config.learner, ranks=ranks)
     return Critic(engine, config, ranks)

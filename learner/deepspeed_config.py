@@ -40,9 +40,7 @@ def import_deepspeed() -> Any:
     return deepspeed
 
 
-def engine_config(
-    optimizer: OptimizerSection, learner: LearnerSection, dtype: torch.dtype, parameters: int, load_universal: bool
-) -> dict[str, Any]:
+def engine_config(optimizer: OptimizerSection, learner: LearnerSection, dtype: torch.dtype, parameters: int) -> dict[str, Any]:
     """Configuration of one engine.
 
     Args:
@@ -50,7 +48,6 @@ def engine_config(
         learner: ZeRO stage, off-load, persistence.
         dtype: of weights and activations; with bfloat16 the optimiser keeps float32 master weights.
         parameters: elements of the model, which bound the buckets.
-        load_universal: whether a universal checkpoint will be loaded.
     """
     zero: dict[str, Any] = {
         "stage": learner.zero_stage,
@@ -77,7 +74,6 @@ def engine_config(
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "zero_optimization": zero,
-        "checkpoint": {"load_universal": load_universal},
     }
     if dtype == torch.bfloat16:
         config |= {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}

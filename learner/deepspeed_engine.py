@@ -45,7 +45,6 @@ class Engine:
         optimizer: AdamW and clipping; the learning rate comes with each step.
         learner: ZeRO stage, off-load, persistence, compilation.
         ranks: the world.
-        load_universal: whether :meth:`load` will be given a universal checkpoint.
     """
 
     def __init__(
@@ -56,7 +55,6 @@ class Engine:
         optimizer: OptimizerSection,
         learner: LearnerSection,
         ranks: Ranks,
-        load_universal: bool = False,
     ) -> None:
         deepspeed = import_deepspeed()
         self._zero = deepspeed.zero
@@ -72,7 +70,7 @@ class Engine:
             deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
         groups = parameter_groups(module, optimizer.weight_decay)
         adamw = torch.optim.AdamW(groups, lr=optimizer.lr, betas=(optimizer.beta1, optimizer.beta2), eps=optimizer.eps, fused=True)
-        config = engine_config(optimizer, learner, self.dtype, self.parameters, load_universal)
+        config = engine_config(optimizer, learner, self.dtype, self.parameters)
         module.train()
         self._engine, self._optimizer, _, _ = deepspeed.initialize(model=module, optimizer=adamw, config=config)
         self._whole = WholeStep(module, self._optimizer, self._zero.GatheredParameters, ranks.world) if whole else None
@@ -139,13 +137,15 @@ class Engine:
         self._ranks.barrier()
         self._engine.save_checkpoint(str(folder), tag=TAG, save_latest=False)
 
-    def load(self, folder: Path) -> None:
-        """Read what :meth:`save` wrote at the same world size, or a universal checkpoint. Collective.
+    def load(self, folder: Path, universal: bool = False) -> None:
+        """Read what :meth:`save` wrote at the same world size, or a ``universal`` checkpoint made from it. Collective.
 
         Raises:
             CheckpointError: when it is incomplete or does not fit.
         """
         self._partition()
+        # DeepSpeed takes this from the engine's configuration, but looks at it only while it loads.
+        self._engine._config.load_universal_checkpoint = universal
         try:
             loaded, _ = self._engine.load_checkpoint(str(folder), tag=TAG, load_lr_scheduler_states=False)
         except (RuntimeError, ValueError, KeyError, AssertionError, OSError) as error:

@@ -38,9 +38,9 @@ class Guard:
         if self._outside < self._section.patience:
             return None
         reason = f"guard: {broken} for {self._outside} steps in a row"
-        self._outside = 0
         if self._section.action == "stop" or self._rolled_back:
             return Verdict("stop", reason + (", after a rollback" if self._rolled_back else ""))
+        self._outside = 0
         self._rolled_back = True
         return Verdict("rollback", reason)
 

@@ -36,11 +36,13 @@ class LruCache(Generic[Value]):
 
     def put(self, key: Hashable, value: Value) -> None:
         """Keep ``value`` as the most recently used one; the least recently used ones make room. Too large a value is not kept."""
+        if self._max_entries == 0:
+            return
         old = self._values.pop(key, None)
         if old is not None:
             self.bytes -= old[1]
         size = self._size_of(value)
-        if self._max_entries == 0 or size > self._max_bytes:
+        if size > self._max_bytes:
             return
         self._values[key] = (value, size)
         self.bytes += size

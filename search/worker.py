@@ -1,23 +1,29 @@
 """The one search worker: a thread where the index leaves the interpreter free, a process of its own where it does not.
 
-In: batches from the batcher, one at a time. Out: hits. The event loop waits for the worker only by awaiting it.
+In: batches from the batcher, one at a time. Out: hits. The event loop waits for the worker only by awaiting it; a search that will
+be over in hardly more time than a change of threads takes is done in the loop itself.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 from async_search_rl.errors import DataError, SearchFailedError
-from search.index import Answer, Index
+from search.index import Answer, CorpusIndex, Index
 
 OpenIndex = Callable[[], Index]
+
+_AT_ONCE_S = 0.002
+"""A search expected to be shorter is done in the event loop; the interpreter leaves a thread running for longer than this."""
 
 
 class Worker:
@@ -28,6 +34,10 @@ class Worker:
         self._executor: Executor | None = None
         self._index: Index | None = None
         self._info: dict[str, Any] = {}
+        self._computes = False
+        """Whether a search waits for nobody else, as one that asks another server does."""
+        self._query_s = math.inf
+        """Seconds of a query in the last search."""
 
     async def start(self) -> None:
         """Open the index. Errors of opening it are raised here.
@@ -40,7 +50,7 @@ class Worker:
         index = await loop.run_in_executor(thread, self._open_index)
         self._info = index.info()
         if index.releases_gil:
-            self._executor, self._index = thread, index
+            self._executor, self._index, self._computes = thread, index, isinstance(index, CorpusIndex)
             return
         await loop.run_in_executor(thread, index.close)
         thread.shutdown()
@@ -53,12 +63,21 @@ class Worker:
             raise SearchFailedError("the search worker is not running")
         loop = asyncio.get_running_loop()
         if self._index is not None:
-            return await loop.run_in_executor(executor, self._index.search, queries, topk)
+            if self._computes and self._query_s * len(queries) < _AT_ONCE_S:
+                return self._search_timed(queries, topk)
+            return await loop.run_in_executor(executor, self._search_timed, queries, topk)
         try:
             return await loop.run_in_executor(executor, _search_in_child, queries, topk)
         except BrokenProcessPool as error:
             self._executor = self._new_process()
             raise SearchFailedError("the search worker's process died; a new one was started") from error
+
+    def _search_timed(self, queries: Sequence[str], topk: int) -> list[Answer]:
+        assert self._index is not None
+        started_s = time.perf_counter()
+        answers = self._index.search(queries, topk)
+        self._query_s = (time.perf_counter() - started_s) / len(queries)
+        return answers
 
     def info(self) -> dict[str, Any]:
         """The index's own description, with the kind of worker."""

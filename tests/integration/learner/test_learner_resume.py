@@ -97,3 +97,17 @@ def test_two_ranks_checkpoint_is_resumed_by_one(tmp_path: Path) -> None:
     for name in ("loss", "value_loss", "grad_norm", "critic_grad_norm"):
         assert [record[name] for record in two] == pytest.approx([record[name] for record in one], rel=2e-4), name
     assert not list((tmp_path / "two" / "checkpoints").glob(".*")), "the universal form is removed once it was loaded"
+
+
+def test_a_rollback_reaches_back_to_a_checkpoint_of_another_world_size(tmp_path: Path) -> None:
+    model, recorded = model_folder(tmp_path / "start"), tmp_path / "recorded.groups"
+    write_groups(recorded, groups(12))
+
+    def config(steps: int, max_kl: float) -> Config:
+        guard = {"max_kl": max_kl, "patience": 1, "action": "rollback"}
+        return learner_config(tmp_path, model, run={"name": "two", "max_steps": steps}, guard=guard, checkpoint={"every": 9})
+
+    run_learner(config(2, 0.0), recorded, ranks=2)
+    output = ended(start_process(learner_command(config(4, 1e-9), recorded)), 3)
+    assert "back to the weights of step-00000002" in output
+    assert "after a rollback" in output

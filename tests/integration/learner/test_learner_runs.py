@@ -127,6 +127,8 @@ def test_a_rollback_goes_on_as_if_the_bad_batches_had_not_been(tmp_path: Path) -
     assert "guard.max_kl" in output
     output = ended(start_process(learner_command(config("stopped", 6, "stop"), recorded)), 3)
     assert output.splitlines()[-1].startswith("learner: stopped: guard: kl_behaviour must be <= 50.0 (guard.max_kl), got"), output
+    kept = list_checkpoints(config("stopped", 6, "stop").run.folder / "checkpoints")
+    assert [step_of(checkpoint) for checkpoint in kept][-1] == 2, "no weights outside the bounds are what a resume starts from"
 
     ended(without)
     assert digest(config("without", 4, "stop").run.folder / "model") == digest(config("back", 6, "rollback").run.folder / "model")

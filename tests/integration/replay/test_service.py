@@ -29,7 +29,7 @@ STEPS = 3
 
 
 async def act(url, encoded_group, name, results):
-    """An actor that generates at once, with the weights of its last lease; why it stopped. Counts in ``results`` how its puts ended."""
+    """An actor that generates at once, with the weights of its last lease; why it stopped. ``results`` counts how its puts end."""
     policy, held = None, []
     async with ReplayClient(url) as client:
         while True:

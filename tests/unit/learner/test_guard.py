@@ -21,6 +21,7 @@ def test_a_bound_must_be_left_for_patience_steps_in_a_row():
     verdict = guard.judge(bad)
     assert verdict is not None
     assert verdict.action == "stop"
+    assert not guard.healthy
     assert "kl_behaviour must be <= 1.0 (guard.max_kl), got 2 for 3 steps in a row" in verdict.reason
 
 
