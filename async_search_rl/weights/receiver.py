@@ -19,7 +19,7 @@ from typing import Protocol
 import aiohttp
 
 from async_search_rl.codec import decode_message, encode_message
-from async_search_rl.errors import DeadlineError, SearchRLError, ServiceError
+from async_search_rl.errors import DeadlineError, SchemaError, SearchRLError, ServiceError
 from async_search_rl.http import MSGPACK, UnauthorizedError, client_session, reply_error
 from async_search_rl.version import PolicyVersion
 from async_search_rl.weights.schema import Ack, Offer, OfferReply, OfferRequest, ReceivedRequest, WeightMessage
@@ -121,7 +121,7 @@ class WeightReceiver:
         return not error
 
     async def received(self, offer: Offer, error: str = "") -> None:
-        """Report the result of an offer. A sender that is gone needs no report."""
+        """Report the result of an offer. A sender that is gone, or does not know this receiver (a successor), needs no report."""
         self._epoch = offer.epoch if not error and offer.transport != "ipc" else None
         self.error = error
         if not error:
@@ -129,8 +129,8 @@ class WeightReceiver:
         message = ReceivedRequest(receiver=self._receiver, version=offer.version, epoch=offer.epoch, error=error[:1000])
         try:
             decode_message(await self._call("/received", message, _CALL_TIMEOUT_S), Ack)
-        except (ServiceError, DeadlineError) as failure:
-            _log.info("the report of weights %s did not arrive: %s", PolicyVersion.unpack(offer.version), failure)
+        except (ServiceError, DeadlineError, SchemaError) as failure:
+            _log.info("the report of weights %s was not taken: %s", PolicyVersion.unpack(offer.version), failure)
 
     async def close(self) -> None:
         """Close the connections."""

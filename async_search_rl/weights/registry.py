@@ -21,7 +21,7 @@ RECENT_S = 5.0
 ABSENT_S = 30.0
 """A receiver that neither polls nor receives for so long is waited for no more."""
 FORGET_S = 120.0
-"""A receiver silent for so long is forgotten."""
+"""A receiver silent for so long, while it is not receiving, is forgotten."""
 _SUSPECT_FAILURES = 2
 _MOST_FAILURES = 16
 _FIRST_RETRY_S = 0.5
@@ -47,6 +47,8 @@ class _Receiver:
     error: str = ""
     failures: int = 0
     retry_at: float = 0.0
+    due: float = float("-inf")
+    """Deadline of its last offer: until then it has nothing to say."""
 
 
 class Registry:
@@ -104,13 +106,14 @@ class Registry:
         with self._changed:
             return [name for name, r in self._receivers.items() if r.poll is None and now - r.seen <= RECENT_S]
 
-    def assign(self, name: str, offer: Offer) -> bool:
+    def assign(self, name: str, offer: Offer, now: float) -> bool:
         """Answer the receiver's poll with ``offer``; false if it polls no more."""
         with self._changed:
             receiver = self._receivers.get(name)
             if receiver is None or receiver.poll is None or not receiver.poll.connected():
                 return False
             receiver.assigned = offer
+            receiver.due = now + offer.deadline_s
             receiver.error = ""
             poll, receiver.poll = receiver.poll, None
             self._answer(poll, offer)
@@ -166,9 +169,9 @@ class Registry:
             self._changed.notify_all()
 
     def forget_silent(self, now: float) -> list[str]:
-        """Drop receivers that have not been heard of for long; their names."""
+        """Drop receivers that have not been heard of for long, counted from the deadline of their last offer; their names."""
         with self._changed:
-            gone = [name for name, r in self._receivers.items() if r.poll is None and now - r.seen > FORGET_S]
+            gone = [name for name, r in self._receivers.items() if r.poll is None and now - max(r.seen, r.due) > FORGET_S]
             for name in gone:
                 del self._receivers[name]
             return gone

@@ -212,7 +212,8 @@ class WeightSender:
         epoch, group = self._groups.enter(plan)
         store = self._require_store()
         offers = make_offers(plan, staged, epoch, (str(urlsplit(self.url).hostname), store.port), self._section.deadline_s)
-        left = [name for name, (offer, _) in offers.items() if not self._registry.assign(name, offer)]
+        now = time.monotonic()
+        left = [name for name, (offer, _) in offers.items() if not self._registry.assign(name, offer, now)]
         if left:
             _log.info("receivers left just before their offer, so the broadcast starts anew without them: %s", ", ".join(left))
 

@@ -24,7 +24,7 @@ def new_poll(name: str = "r", have: int | None = None, connected: bool = True, *
     return Poll(request, wake=lambda: None, connected=lambda: connected)
 
 
-def offer(epoch: int = 1, packed: int = 5) -> Offer:
+def offer(epoch: int = 1, packed: int = 5, deadline_s: float = 1.0) -> Offer:
     return Offer(
         version=packed,
         epoch=epoch,
@@ -34,7 +34,7 @@ def offer(epoch: int = 1, packed: int = 5) -> Offer:
         world=2,
         transport="gloo",
         buckets=(),
-        deadline_s=1.0,
+        deadline_s=deadline_s,
     )
 
 
@@ -57,16 +57,16 @@ def test_who_hung_up_is_not_served() -> None:
     registry = Registry(threading.Condition())
     registry.arrive(new_poll(connected=False), 0.0)
     assert names(registry, 5) == []
-    assert not registry.assign("r", offer())
+    assert not registry.assign("r", offer(), 0.0)
 
 
 def test_an_offer_made_while_the_poll_times_out_is_still_delivered() -> None:
     registry = Registry(threading.Condition())
     poll = new_poll()
     registry.arrive(poll, 0.0)
-    assert registry.assign("r", offer())
+    assert registry.assign("r", offer(), 0.0)
     assert registry.leave(poll, 1.0) == offer()
-    assert not registry.assign("r", offer(epoch=2))
+    assert not registry.assign("r", offer(epoch=2), 0.0)
 
 
 def test_a_second_poll_of_the_same_name_replaces_the_first() -> None:
@@ -84,7 +84,7 @@ def test_a_second_poll_of_the_same_name_replaces_the_first() -> None:
 def test_outcome_runs_until_the_receiver_reports() -> None:
     registry = Registry(threading.Condition())
     registry.arrive(new_poll(), 0.0)
-    registry.assign("r", offer())
+    registry.assign("r", offer(), 0.0)
     assert registry.outcome("r", 5, 1) is None
     registry.confirm(received(), 1.0)
     assert registry.outcome("r", 5, 1) == ""
@@ -95,7 +95,7 @@ def test_outcome_runs_until_the_receiver_reports() -> None:
 def test_polling_again_without_it_counts_as_failed() -> None:
     registry = Registry(threading.Condition())
     registry.arrive(new_poll(), 0.0)
-    registry.assign("r", offer())
+    registry.assign("r", offer(), 0.0)
     registry.arrive(new_poll(), 1.0)
     assert registry.outcome("r", 5, 1) == "the receiver polled again without it"
 
@@ -105,7 +105,7 @@ def test_one_error_is_tried_again_at_once_and_two_make_a_suspect_that_waits_long
     waits = []
     for failure in range(5):
         registry.arrive(new_poll(), 0.0)
-        registry.assign("r", offer(epoch=failure))
+        registry.assign("r", offer(epoch=failure), 0.0)
         registry.confirm(received(epoch=failure, error="digest"), 0.0)
         registry.arrive(new_poll(), 0.0)
         waits.append(registry.next_retry(5, 0.0) or 0.0)
@@ -120,7 +120,7 @@ def test_one_error_is_tried_again_at_once_and_two_make_a_suspect_that_waits_long
 def test_receiving_something_clears_the_record() -> None:
     registry = Registry(threading.Condition())
     registry.arrive(new_poll(), 0.0)
-    registry.assign("r", offer())
+    registry.assign("r", offer(), 0.0)
     registry.withdraw("r", 5, 1, "silent", 0.0)
     registry.confirm(received(), 0.0)
     registry.arrive(new_poll(have=5), 0.0)
@@ -131,7 +131,7 @@ def test_receiving_something_clears_the_record() -> None:
 def test_nothing_is_held_against_a_receiver_whose_offer_the_sender_withdrew() -> None:
     registry = Registry(threading.Condition())
     registry.arrive(new_poll(), 0.0)
-    registry.assign("r", offer())
+    registry.assign("r", offer(), 0.0)
     registry.withdraw("r", 5, 1, "", 0.0)
     registry.confirm(received(error="the sender gave up"), 0.0)
     registry.arrive(new_poll(), 0.0)
@@ -169,6 +169,25 @@ def test_a_receiver_that_polled_a_moment_ago_is_expected_and_one_long_silent_is_
     assert registry.forget_silent(2.0 + FORGET_S) == ["r"]
 
 
+@pytest.mark.parametrize("blame", [None, "silent"])
+def test_who_receives_for_long_is_not_forgotten_and_its_report_counts(blame: str | None) -> None:
+    registry = Registry(threading.Condition())
+    deadline_s = 3 * FORGET_S
+    poll = new_poll()
+    registry.arrive(poll, 0.0)
+    assert registry.assign("r", offer(deadline_s=deadline_s), 30.0)
+    registry.leave(poll, 30.0)
+    ended = 30.0 + deadline_s
+    if blame is not None:
+        registry.withdraw("r", 5, 1, blame, ended)
+    assert registry.forget_silent(ended) == []
+    assert registry.outcome("r", 5, 1) == blame
+    registry.confirm(received(), ended)
+    assert registry.outcome("r", 5, 1) == ""
+    assert registry.forget_silent(ended + FORGET_S) == []
+    assert registry.forget_silent(ended + FORGET_S + 1.0) == ["r"]
+
+
 def test_nobody_waits_for_a_receiver_that_hung_up_or_went_silent() -> None:
     registry = Registry(threading.Condition())
     assert registry.unconfirmed(0, 0.0) is None
@@ -180,6 +199,6 @@ def test_nobody_waits_for_a_receiver_that_hung_up_or_went_silent() -> None:
     assert registry.unconfirmed(5, 2.0) == ["r"]
     assert registry.unconfirmed(5, 2.0 + ABSENT_S) is None
     registry.arrive(poll, 3.0)
-    registry.assign("r", offer())
+    registry.assign("r", offer(), 0.0)
     registry.withdraw("r", 5, 1, "silent", 3.0)
     assert registry.unconfirmed(5, 3.0) is None
