@@ -1,7 +1,7 @@
-"""Every metric's name, unit and meaning, in one table; and the two forms in which metrics leave a process.
+"""Every metric's name, unit and meaning, in one table; and Prometheus text, which shows them.
 
-In: plain ``{name: number}`` maps from the learner, the actors, the replay service and the search service. Out: JSON lines (one
-object a line, appended and flushed at once, safe to read while it is written) and Prometheus text. Nobody waits for anybody here.
+In: plain ``{name: number}`` maps from the learner, the actors, the replay service and the search service. Out: their meanings, and
+the text. What is kept of them over time is written by :mod:`async_search_rl.json_lines`.
 
 Names are snake_case and end in their unit where they have one (`_s` seconds, `_bytes`, `_per_s`); shares are in [0, 1].
 Counters only grow within one process; the replay service's grow over restarts.
@@ -9,15 +9,10 @@ Counters only grow within one process; the replay service's grow over restarts.
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal
+from typing import Literal
 
 Scope = Literal["learner", "actor", "replay", "recent", "evaluation", "search"]
 """Who measures: the learner (one record a step), a generator's gauges, the replay service's totals and its moving averages, the
@@ -218,120 +213,15 @@ def unknown_names(scope: Scope, names: Iterable[str]) -> list[str]:
     return sorted(set(names) - set(METRICS[scope]))
 
 
-class JsonLines:
-    """Appends one JSON object a line to ``path``; whoever reads sees whole lines, and a killed writer spoils none but its last.
-
-    Non-finite numbers become null. Each line gets ``time``, seconds since 1970. Not for use by several processes at once.
-    """
-
-    def __init__(self, path: str | Path) -> None:
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("ab", buffering=0)
-        if self._file.tell() and not _ends_with_newline(path):
-            self._file.write(b"\n")
-
-    def write(self, values: Mapping[str, Any]) -> None:
-        """Append ``values`` (numbers, strings, lists and maps of these)."""
-        line = json.dumps(_finite({"time": round(time.time(), 3), **values}), ensure_ascii=False, allow_nan=False)
-        self._file.write(line.encode() + b"\n")
-
-    def close(self) -> None:
-        """Close the file; further writes raise ValueError."""
-        self._file.close()
-
-    def __enter__(self) -> JsonLines:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
-
-def read_json_lines(path: str | Path) -> Iterator[dict[str, Any]]:
-    """The objects of ``path``, oldest first, without lines a killed writer left unfinished; none if there is no file."""
-    path = Path(path)
-    if not path.exists():
-        return
-    with path.open("rb") as lines:
-        for line in lines:
-            if (value := _object(line)) is not None:
-                yield value
-
-
-class JsonLinesTail:
-    """Reads a growing file of JSON lines, each line once; a missing file is an empty one."""
-
-    def __init__(self, path: str | Path, *, skip_existing: bool = False) -> None:
-        self._path = Path(path)
-        self._at = self._path.stat().st_size if skip_existing and self._path.exists() else 0
-
-    def new(self) -> list[dict[str, Any]]:
-        """The objects of the whole lines that were appended since the last call."""
-        if not self._path.exists():
-            return []
-        with self._path.open("rb") as file:
-            file.seek(self._at)
-            whole, newline, _ = file.read().rpartition(b"\n")
-        self._at += len(whole) + len(newline)
-        return [value for line in whole.splitlines() if (value := _object(line)) is not None]
-
-
-def surviving_steps(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The records of the history that survived: a step that was trained again after a restart replaces it and all later ones."""
-    kept: list[dict[str, Any]] = []
-    for row in rows:
-        while kept and kept[-1]["step"] >= row.get("step", -1):
-            kept.pop()
-        if "step" in row:
-            kept.append(row)
-    return kept
-
-
-def prometheus_text(
-    scope: Scope, values: Mapping[str, float], labels: Mapping[str, str] | None = None, *, header: bool = True
-) -> str:
-    """``values`` in Prometheus' text format, as ``async_search_rl_<scope>_<name>``.
-
-    ``header=False`` leaves the HELP and TYPE lines out, for the second and later sets of labels of one scope.
-    """
+def prometheus_text(scope: Scope, values: Mapping[str, float]) -> str:
+    """``values`` in Prometheus' text format, as ``async_search_rl_<scope>_<name>``, with what the table says about them."""
     text: list[str] = []
-    shown = "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items()) + "}" if labels else ""
     for name, value in values.items():
         full = f"async_search_rl_{scope}_{name}"
-        metric = METRICS[scope].get(name)
-        if header and metric:
+        if metric := METRICS[scope].get(name):
             text += [f"# HELP {full} {metric.meaning} ({metric.unit})", f"# TYPE {full} {metric.kind}"]
-        text.append(f"{full}{shown} {_number(value)}")
+        text.append(f"{full} {_number(value)}")
     return "\n".join(text) + "\n" if text else ""
-
-
-def _object(line: bytes) -> dict[str, Any] | None:
-    """The JSON object of a line; ``None`` for the rest of a line that a killed writer left unfinished."""
-    try:
-        value = json.loads(line)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def _ends_with_newline(path: Path) -> bool:
-    with path.open("rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) == b"\n"
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(k): _finite(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(v) for v in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value
-
-
-def _escaped(label: str) -> str:
-    return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 def _number(value: float) -> str:

@@ -34,8 +34,8 @@ from rich.table import Table
 
 from async_search_rl.config import load_config
 from async_search_rl.errors import ConfigError, RunStoppedError, SearchRLError
+from async_search_rl.json_lines import read_json_lines, surviving_steps
 from async_search_rl.launch.timeline import actor_increase, shares
-from async_search_rl.metrics import read_json_lines, surviving_steps
 from benchmarks.common import ROOT, alternating, machine, medians, write_json
 
 MODES = ("async", "barrier", "time_shared")

@@ -18,7 +18,7 @@ import torch
 
 from async_search_rl.config import Config
 from async_search_rl.errors import ConfigError
-from async_search_rl.metrics import JsonLines
+from async_search_rl.json_lines import JsonLines
 from async_search_rl.replay.schema import EvaluationResult
 from async_search_rl.trajectory import Outcome
 from async_search_rl.version import PolicyVersion, lag

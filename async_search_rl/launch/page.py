@@ -16,10 +16,10 @@ from typing import Any
 from async_search_rl.config import Config, load_config
 from async_search_rl.errors import DataError, SearchRLError
 from async_search_rl.files import write_whole
+from async_search_rl.json_lines import read_json_lines, surviving_steps
 from async_search_rl.launch.page_charts import charts, utilisation
 from async_search_rl.launch.page_style import STYLE
 from async_search_rl.launch.transcript import Decode, html, load_decoder, read_groups, segments, versions_text
-from async_search_rl.metrics import read_json_lines, surviving_steps
 from async_search_rl.questions import Question, read_questions
 from async_search_rl.trajectory import Group, Trajectory
 

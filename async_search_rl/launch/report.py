@@ -15,9 +15,9 @@ import msgspec
 
 from async_search_rl.config import Config
 from async_search_rl.files import write_whole
+from async_search_rl.json_lines import read_json_lines, surviving_steps
 from async_search_rl.launch.page import write_page
 from async_search_rl.launch.summary import summarise, write_summary
-from async_search_rl.metrics import read_json_lines, surviving_steps
 from async_search_rl.replay.schema import Status
 
 

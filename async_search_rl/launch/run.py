@@ -20,6 +20,7 @@ from rich.console import Console
 from async_search_rl.config import Config
 from async_search_rl.errors import RunStoppedError, SearchRLError
 from async_search_rl.http import client_session, read_token
+from async_search_rl.json_lines import JsonLines, JsonLinesTail, surviving_steps
 from async_search_rl.launch import observe, pieces
 from async_search_rl.launch.local import LocalStarter
 from async_search_rl.launch.report import RunReport, write_report
@@ -27,7 +28,6 @@ from async_search_rl.launch.screen import Screen
 from async_search_rl.launch.supervise import Fleet, Interrupts, RunInterruptedError, Starter, fleet
 from async_search_rl.launch.table import View
 from async_search_rl.launch.timeline import last_seconds, sample, shares
-from async_search_rl.metrics import JsonLines, JsonLinesTail, surviving_steps
 from async_search_rl.replay.schema import Status
 
 _TICK_S = 0.25

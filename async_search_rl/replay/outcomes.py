@@ -14,7 +14,7 @@ import msgspec
 
 from async_search_rl.codec import encode
 from async_search_rl.files import write_whole
-from async_search_rl.metrics import JsonLines
+from async_search_rl.json_lines import JsonLines
 from async_search_rl.replay.evaluation import Round
 from async_search_rl.replay.records import Location
 from async_search_rl.replay.schema import EvaluationResult

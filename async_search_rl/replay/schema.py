@@ -12,7 +12,7 @@ Anyone:   GET /status -> Status    GET /health    GET /metrics (Prometheus text)
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -222,8 +222,3 @@ class Status(Message, frozen=True):
     evaluations: list[EvaluationResult]
     staleness: dict[str, int]
     parked_questions: list[str]
-
-
-def message_fields(kind: type[Message]) -> dict[str, Any]:
-    """Field names and types of a message, for documentation."""
-    return {field.name: field.type for field in msgspec.structs.fields(kind)}

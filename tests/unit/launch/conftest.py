@@ -11,9 +11,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from async_search_rl.codec import encode, encode_group
 from async_search_rl.config import Config, to_toml
 from async_search_rl.config.run import DataSection, ModelSection, RunSection
+from async_search_rl.json_lines import JsonLines
 from async_search_rl.launch.summary import summarise, write_summary
 from async_search_rl.launch.timeline import sample
-from async_search_rl.metrics import JsonLines
 from async_search_rl.questions import Question, write_questions
 from async_search_rl.replay.schema import ActorStatus, EvaluationResult, Status
 from async_search_rl.trajectory import NO_VERSION, Group, PassageRecord, Trajectory, Turn

@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from async_search_rl.codec import encode_group
 from async_search_rl.config import parse_config
 from async_search_rl.errors import ConfigError, DataError
-from async_search_rl.metrics import read_json_lines, unknown_names
+from async_search_rl.json_lines import read_json_lines
+from async_search_rl.metrics import unknown_names
 from async_search_rl.replay.schema import CutRequest
 from async_search_rl.version import PolicyVersion
 from learner.batch import batch_from_groups
