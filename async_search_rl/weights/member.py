@@ -143,11 +143,16 @@ class WeightMember:
         try:
             offer = reception.offer
             store = connect_store(offer.store_host, offer.store_port, min(_STORE_TIMEOUT_S, reception.left_s()))
+            if reception.error:
+                return
             rendezvous = Rendezvous(store, offer.epoch, offer.version)
             reception.flats = self._reusable_flats(offer.buckets)
             rendezvous.join(reception.rank)
             if offer.transport != "ipc":
                 self._watch(reception, rendezvous, rendezvous.may_go)
+            # Asked again with the staging tensors in hand: those of a failed reception may be the next one's by now.
+            if reception.error:
+                return
             threading.Thread(target=self._receive, args=(reception,), name="weights-receive", daemon=True).start()
             self._watch(reception, rendezvous, reception.received.is_set)
             if not reception.error:
@@ -198,6 +203,8 @@ class WeightMember:
         """The group of the offer's epoch: the one that is open, or a new one, which waits for all members."""
         offer = reception.offer
         key = (offer.store_host, offer.store_port, offer.epoch)
+        if reception.error:
+            raise WeightSyncError(reception.error)
         if self._group is not None and self._group[0] == key:
             return self._group[1]
         self._drop_group()
