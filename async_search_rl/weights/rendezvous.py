@@ -21,7 +21,11 @@ _STORE_TIMEOUT_S = 30.0
 
 
 def serve_store(host: str) -> TCPStore:
-    """A store that listens on a free port of ``host`` and on no other address (torch's own bind takes all of them)."""
+    """A store that listens on a free port of ``host`` and on no other address (torch's own bind takes all of them).
+
+    Raises:
+        OSError: ``host`` is no address of this machine.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         listener.bind((host, 0))

@@ -65,11 +65,15 @@ class WeightSender:
         """Bind the control server and the store, and start the broadcast thread.
 
         Raises:
-            ConfigError: the bind is unsafe without a token, or the port is busy.
+            ConfigError: the bind is unsafe without a token, the host is not this machine's, or the port is busy.
         """
-        require_safe_bind(self._section.host, self._token)
-        self._store = serve_store(self._section.host)
-        self.url = self._control.start(self._section.host, self._section.port)
+        host = self._section.host
+        require_safe_bind(host, self._token)
+        try:
+            self._store = serve_store(host)
+        except OSError as error:
+            raise ConfigError(f"weights.host must be an address of this machine, got {host!r}: {error.strerror}") from error
+        self.url = self._control.start(host, self._section.port)
         self._thread = threading.Thread(target=self._run, name="weights-broadcast", daemon=True)
         self._thread.start()
 
