@@ -50,6 +50,10 @@ class _Reception:
     def left_s(self) -> float:
         return max(0.05, self.ends_at - time.monotonic())
 
+    def failed(self) -> bool:
+        """Asked anew each time, for any thread may let it fail."""
+        return bool(self.error)
+
 
 class WeightMember:
     """Receives publications for one worker.
@@ -143,7 +147,7 @@ class WeightMember:
         try:
             offer = reception.offer
             store = connect_store(offer.store_host, offer.store_port, min(_STORE_TIMEOUT_S, reception.left_s()))
-            if reception.error:
+            if reception.failed():
                 return
             rendezvous = Rendezvous(store, offer.epoch, offer.version)
             reception.flats = self._reusable_flats(offer.buckets)
@@ -151,7 +155,7 @@ class WeightMember:
             if offer.transport != "ipc":
                 self._watch(reception, rendezvous, rendezvous.may_go)
             # Asked again with the staging tensors in hand: those of a failed reception may be the next one's by now.
-            if reception.error:
+            if reception.failed():
                 return
             threading.Thread(target=self._receive, args=(reception,), name="weights-receive", daemon=True).start()
             self._watch(reception, rendezvous, reception.received.is_set)
