@@ -36,8 +36,10 @@ class ActorSide:
         cancelled = [running.ticket for running in request.running if self._must_drop(request.actor, running)]
         tickets = self.evaluation_tickets(request.actor, request.version, request.want_evaluations, now)
         tickets += self.training_tickets(request.actor, request.want, now)
+        stop = self._core.over(joined=request.known_policy is not None)
         news = state.policy if state.policy is not None and state.policy.version != request.known_policy else None
-        stop = state.stop or ("finished" if state.finished else None)
+        if stop is None and state.end is not None:
+            news = None  # Of the learner that has left: the next one's are to come.
         if stop is None and not cancelled and not tickets and news is None:
             return None
         return LeaseReply(tickets=tickets, cancelled=cancelled, policy=news, stop=stop)
@@ -59,7 +61,7 @@ class ActorSide:
     def training_tickets(self, actor: str, want: int, now: float) -> list[Ticket]:
         """Up to ``want`` training tickets: further attempts, questions that came back, then the question order."""
         state = self._core.state
-        if state.policy is None or state.stop is not None or state.finished:
+        if state.policy is None or state.end is not None:
             return []
         tickets = self._issue_again(actor, want, now, evaluations=False)
         for _ in range(min(want - len(tickets), self._core.room)):

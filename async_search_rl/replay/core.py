@@ -33,11 +33,21 @@ class Core:
     leases: Leases = field(init=False)
     registry: Registry = field(init=False)
     order: QuestionOrder = field(init=False)
+    learner_seen: bool = field(init=False, default=False)
+    """Whether a learner has spoken to this process."""
 
     def __post_init__(self) -> None:
         self.leases = Leases(self.config.replay.lease_s)
         self.registry = Registry(self.config.replay.lease_s)
         self.order = QuestionOrder(len(self.train), self.config.run.seed, self.config.data.shuffle)
+
+    def over(self, joined: bool = False) -> str | None:
+        """:attr:`State.end`, as far as it counts.
+
+        An end that the log tells of is that of an earlier process until a learner has spoken to this one: a learner that is about to
+        start will lift it, and newcomers wait for that. Whoever had ``joined`` the run before its end is told at once.
+        """
+        return self.state.end if self.learner_seen or joined else None
 
     @property
     def load(self) -> Load:
@@ -49,7 +59,7 @@ class Core:
     @property
     def room(self) -> int:
         """New training tickets that may be issued now; none before there are weights to use, or after a stop."""
-        if self.state.policy is None or self.state.stop is not None or self.state.finished:
+        if self.state.policy is None or self.state.end is not None:
             return 0
         replay = self.config.replay
         return room(

@@ -24,7 +24,7 @@ class LearnerSide:
     def __init__(self, core: Core, rounds: Rounds) -> None:
         self._core = core
         self._rounds = rounds
-        self._reported = len(core.state.evaluations.results)
+        self._reported = 0
 
     def start(self, request: StartRequest) -> int:
         """A learner starts from a checkpoint; the new incarnation.
@@ -45,7 +45,8 @@ class LearnerSide:
         for ticket in [t.ticket for t in state.ledger.open.values() if t.round is not None]:
             self._core.leases.forget(ticket)
         self._core.commit(started)
-        self._reported = len(state.evaluations.results)
+        self._core.learner_seen = True
+        self._reported = 0
         return incarnation
 
     def cut(self, request: CutRequest) -> Batch | None:
@@ -111,7 +112,7 @@ class LearnerSide:
         """Whether nothing is left to evaluate after the last step; actors are told to stop from then on."""
         self._require_current(request.incarnation)
         state = self._core.state
-        if state.finished or state.stop is not None:
+        if state.end is not None:
             return True
         announced = state.policy is not None and state.policy.version >= PolicyVersion(request.incarnation, request.step).pack()
         if not announced or self._rounds.busy:
@@ -120,7 +121,10 @@ class LearnerSide:
         return True
 
     def new_evaluations(self) -> list[EvaluationResult]:
-        """Rounds that finished since this was last asked."""
+        """Rounds that finished since this was last asked; all of this history after a start of the learner or of this process.
+
+        For a learner that died with a reply in hand never noted it.
+        """
         results = self._core.state.evaluations.results
         fresh = results[self._reported :]
         self._reported = len(results)
@@ -129,9 +133,9 @@ class LearnerSide:
     def waiting_for(self) -> str:
         """Why there is no batch yet, in words."""
         state, replay, load = self._core.state, self._core.config.replay, self._core.load
-        if state.finished or state.stop is not None:
+        if self._core.over():
             return ""
-        if state.incarnation == 0:
+        if state.incarnation == 0 or state.end is not None:
             return "a learner to start"
         if state.policy is None:
             return "the first weights to be announced"
@@ -149,3 +153,4 @@ class LearnerSide:
         current = self._core.state.incarnation
         if incarnation != current:
             raise SchemaError(f"incarnation must be {current}, got {incarnation}: another learner has started")
+        self._core.learner_seen = True

@@ -127,6 +127,11 @@ class State(msgspec.Struct, kw_only=True):
         """Learner step that the next new batch will train: behind the announced step by the batches still in training."""
         return self.step + self.buffer.next_cut - self.buffer.position
 
+    @property
+    def end(self) -> str | None:
+        """Why nothing is left to do: the reason of a stop, or `finished`. ``None`` while there is; a learner's start lifts it."""
+        return self.stop or ("finished" if self.finished else None)
+
     def counters(self) -> dict[str, float]:
         """Totals, and groups by place; ``groups_dropped`` is what was accepted and is nowhere now, which must be 0."""
         totals, buffer = self.totals, self.buffer

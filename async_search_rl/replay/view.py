@@ -16,7 +16,7 @@ def status_of(core: Core, recent: dict[str, float], learner: dict[str, float], w
     return Status(
         run=state.identity.run,
         state=phase_of(core),
-        stop=state.stop,
+        stop=state.stop if core.over() else None,
         incarnation=state.incarnation,
         step=state.step,
         buffered=load.buffered,
@@ -37,11 +37,9 @@ def status_of(core: Core, recent: dict[str, float], learner: dict[str, float], w
 def phase_of(core: Core) -> Phase:
     """``evaluating`` only where nothing is trained meanwhile: before the first step and after the last."""
     state = core.state
-    if state.stop is not None:
-        return "stopped"
-    if state.finished:
-        return "finished"
-    if state.incarnation == 0 or state.policy is None:
+    if core.over():
+        return "finished" if state.stop is None else "stopped"
+    if state.incarnation == 0 or state.policy is None or state.end is not None:
         return "waiting for a learner"
     if state.evaluations.open is not None and (state.step >= core.config.run.max_steps or state.buffer.next_cut == 0):
         return "evaluating"

@@ -207,3 +207,18 @@ def test_lost_evaluation_leases_are_issued_again(bench):
     b.actors.expire(b.now)
     (again,) = b.lease(want_evaluations=1, actor="b").tickets
     assert (again.ticket, again.attempt) == (ticket.ticket, 2)
+
+
+@pytest.mark.parametrize("again", ["the learner starts", "the service starts"])
+def test_rounds_are_told_again_after_a_start_for_a_reply_may_have_been_lost_with_its_reader(bench, make_group, again):
+    b = bench(evaluation=1).running()
+    evaluate(b, make_group, 1)
+    result = close_if_over(b)
+    assert b.learner.new_evaluations() == [result]
+    assert b.learner.new_evaluations() == []
+    if again == "the learner starts":
+        b.start()
+    else:
+        b.crash()
+    assert b.learner.new_evaluations() == [result]
+    assert b.learner.new_evaluations() == []
