@@ -18,8 +18,6 @@ from async_search_rl.weights.transport import Member
 
 RECENT_S = 5.0
 """A receiver that polled so lately is about to poll again; a publication waits ``join_grace_s`` for it."""
-ABSENT_S = 30.0
-"""A receiver that neither polls nor receives for so long is waited for no more."""
 FORGET_S = 120.0
 """A receiver silent for so long, while it is not receiving, is forgotten."""
 _SUSPECT_FAILURES = 2
@@ -176,15 +174,6 @@ class Registry:
                 del self._receivers[name]
             return gone
 
-    def unconfirmed(self, version: int, now: float) -> list[str] | None:
-        """Receivers that are here without ``version`` or a newer one; ``None`` if none is here.
-
-        Here is who polls, who is receiving, and who was heard of in the last ``ABSENT_S`` seconds and neither hung up nor failed.
-        """
-        with self._changed:
-            here = {name: r for name, r in self._receivers.items() if _is_here(r, now)}
-            return sorted(name for name, r in here.items() if r.held < version) if here else None
-
     def release(self) -> None:
         """Answer every poll with nothing."""
         with self._changed:
@@ -229,12 +218,6 @@ def worker_devices(request: OfferRequest) -> tuple[str, ...]:
 
 def _behind(have: int | None, version: int) -> bool:
     return have is None or have < version
-
-
-def _is_here(receiver: _Receiver, now: float) -> bool:
-    if receiver.poll is not None:
-        return receiver.poll.connected()
-    return receiver.assigned is not None or (now - receiver.seen <= ABSENT_S and receiver.failures < _SUSPECT_FAILURES)
 
 
 def _is_offer(offer: Offer | None, version: int, epoch: int) -> bool:

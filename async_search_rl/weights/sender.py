@@ -103,16 +103,6 @@ class WeightSender:
         current = self._pool.current
         return None if current is None else current.version
 
-    def wait_received(self, version: int, timeout_s: float) -> bool:
-        """Wait until there are receivers and all that are here hold ``version`` (packed) or a newer one; false at ``timeout_s``."""
-        ends_at = time.monotonic() + timeout_s
-        with self._changed:
-            while self._registry.unconfirmed(version, now := time.monotonic()) != []:
-                if now >= ends_at:
-                    return False
-                self._changed.wait(min(_IDLE_S, ends_at - now))
-        return True
-
     def stats(self) -> dict[str, float]:
         """Counters since the start (``published``, ``superseded``, ``broadcasts``, ``aborted``, ``epochs``) and gauges.
 

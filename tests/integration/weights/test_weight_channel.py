@@ -29,7 +29,6 @@ def test_every_receiver_gets_equal_bytes_and_a_group_lasts_as_long_as_its_member
             c.wait_until_polling(*receivers)
             for _ in range(2):
                 staged, expected = c.publish(len(epochs))
-                assert c.sender.wait_received(staged.version, PATIENCE_S)
                 said = [receiver.wait_for("received", version=staged.version) for receiver in receivers.values()]
                 assert [one["sums"] for one in said] == [[expected]] * count
                 assert len({one["epoch"] for one in said}) == 1
@@ -213,9 +212,8 @@ def test_without_the_token_nothing_is_answered_and_with_it_everything_works() ->
         assert asyncio.run(ask("secret")) == 200
         stranger = c.receiver("stranger", "--token", "other")
         assert stranger.process.wait(PATIENCE_S) != 0
-        staged, expected = c.publish(0)
+        _, expected = c.publish(0)
         assert c.receiver("r0", "--token", "secret").wait_for("received")["sums"] == [expected]
-        assert not c.sender.wait_received(staged.version + 1, 0.0)
 
 
 def test_malformed_requests_change_nothing() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from async_search_rl.errors import SchemaError
 from async_search_rl.version import PolicyVersion
-from async_search_rl.weights.registry import ABSENT_S, FORGET_S, Poll, Registry
+from async_search_rl.weights.registry import FORGET_S, Poll, Registry
 from async_search_rl.weights.schema import Offer, OfferRequest, ReceivedRequest
 
 
@@ -88,8 +88,6 @@ def test_outcome_runs_until_the_receiver_reports() -> None:
     assert registry.outcome("r", 5, 1) is None
     registry.confirm(received(), 1.0)
     assert registry.outcome("r", 5, 1) == ""
-    assert registry.unconfirmed(5, 1.0) == []
-    assert registry.unconfirmed(6, 1.0) == ["r"]
 
 
 def test_polling_again_without_it_counts_as_failed() -> None:
@@ -186,19 +184,3 @@ def test_who_receives_for_long_is_not_forgotten_and_its_report_counts(blame: str
     assert registry.outcome("r", 5, 1) == ""
     assert registry.forget_silent(ended + FORGET_S) == []
     assert registry.forget_silent(ended + FORGET_S + 1.0) == ["r"]
-
-
-def test_nobody_waits_for_a_receiver_that_hung_up_or_went_silent() -> None:
-    registry = Registry(threading.Condition())
-    assert registry.unconfirmed(0, 0.0) is None
-    poll = new_poll("r")
-    registry.arrive(poll, 0.0)
-    registry.arrive(new_poll("gone", connected=False), 0.0)
-    assert registry.unconfirmed(5, 0.0) == ["r"]
-    registry.leave(poll, 1.0)
-    assert registry.unconfirmed(5, 2.0) == ["r"]
-    assert registry.unconfirmed(5, 2.0 + ABSENT_S) is None
-    registry.arrive(poll, 3.0)
-    registry.assign("r", offer(), 0.0)
-    registry.withdraw("r", 5, 1, "silent", 3.0)
-    assert registry.unconfirmed(5, 3.0) is None
