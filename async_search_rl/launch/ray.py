@@ -2,8 +2,8 @@
 
 In: a running cluster, and a folder that all its nodes see under the same path (the run's folder, this checkout, model and data).
 Out: handles like those of local processes; each call to one is a call to its Ray actor. A request that the cluster cannot meet
-would wait for ever: here it ends at `launch.start_timeout_s` with what was asked for and what there is. When the launcher dies, Ray
-ends the actors, and with each its guard and all below it.
+would wait for ever: here it ends at `launch.start_timeout_s` with what was asked for and what there is, and soon after a signal.
+When the launcher dies, Ray ends the actors, and with each its guard and all below it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,14 @@ from async_search_rl.errors import ConfigError, DeadlineError, EngineError
 from async_search_rl.http import is_loopback
 from async_search_rl.launch import pieces
 from async_search_rl.launch.process import Handle, LocalProcess, Piece
+from async_search_rl.launch.supervise import Interrupts
 
 LOST = 255
 """Exit status of a process whose Ray actor or node is gone."""
 
 _CALL_TIMEOUT_S = 5.0
+_LOOK_S = 1.0
+"""Seconds between two looks for a signal during a long wait."""
 
 
 class Runner:
@@ -77,14 +81,14 @@ class RayProcess:
 
 
 class RayStarter:
-    """A :class:`~async_search_rl.launch.supervise.Starter` for a Ray cluster.
+    """A :class:`~async_search_rl.launch.supervise.Starter` for a Ray cluster. Each of its waits ends when ``interrupts`` counts.
 
     Raises:
         ConfigError: Ray is not installed, or there is no cluster at `launch.ray_address`.
     """
 
-    def __init__(self, config: Config, logs: Path) -> None:
-        self._launch, self._logs = config.launch, logs.absolute()
+    def __init__(self, config: Config, logs: Path, interrupts: Interrupts) -> None:
+        self._launch, self._logs, self._interrupts = config.launch, logs.absolute(), interrupts
         self._wanted = {piece.name: _bundle(piece, gpus=config.launch.ray_gpus) for piece in _all_pieces(config)}
         self._runners: dict[str, Any] = {}
         self._group: Any = None
@@ -95,10 +99,11 @@ class RayStarter:
 
         Raises:
             DeadlineError: the cluster had no room for the whole run in time.
+            RunInterruptedError: a signal came.
         """
         import ray
 
-        self._group = await self._reserve()
+        await self._reserve()
         nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
         if len(nodes) == 1:
             return config
@@ -111,19 +116,20 @@ class RayStarter:
         Raises:
             DeadlineError: Ray did not start its actor in time.
             EngineError: the Ray actor could not start the process.
+            RunInterruptedError: a signal came.
         """
         import ray
 
-        if restart and self._is_gone(piece.name):
+        if restart and await self._is_gone(piece.name):
             del self._runners[piece.name]
         if piece.name not in self._runners:
             self._runners[piece.name] = self._new_runner(piece.name)
         runner = self._runners[piece.name]
         started = runner.start.remote(piece, str(self._logs / f"{piece.name}.log"), restart)
+        if not await self._is_done(started):
+            raise DeadlineError(f"{piece.name} must be started by Ray within {self._launch.start_timeout_s:g} s")
         try:
-            await asyncio.to_thread(ray.get, started, timeout=self._launch.start_timeout_s)
-        except ray.exceptions.GetTimeoutError as error:
-            raise DeadlineError(f"{piece.name} must be started by Ray within {self._launch.start_timeout_s:g} s") from error
+            ray.get(started, timeout=_CALL_TIMEOUT_S)
         except ray.exceptions.RayError as error:
             raise EngineError(f"{piece.name} cannot be started by Ray: {str(error).strip().splitlines()[-1]}") from error
         return RayProcess(runner)
@@ -138,20 +144,33 @@ class RayStarter:
             ray.util.remove_placement_group(self._group)
         ray.shutdown()
 
-    async def _reserve(self) -> Any:
+    async def _reserve(self) -> None:
         import ray
 
-        group = ray.util.placement_group(list(self._wanted.values()), strategy="PACK")
-        within_s = self._launch.start_timeout_s
-        ready, _ = await asyncio.to_thread(ray.wait, [group.ready()], timeout=within_s)
-        if ready:
-            return group
+        self._group = ray.util.placement_group(list(self._wanted.values()), strategy="PACK")
+        if await self._is_done(self._group.ready()):
+            return
         cpus, gpus = (ray.cluster_resources().get(name, 0.0) for name in ("CPU", "GPU"))
-        ray.util.remove_placement_group(group)
         raise DeadlineError(
-            f"the Ray cluster must have room for the run within {within_s:g} s (launch.start_timeout_s): asked for "
-            f"{_total(self._wanted)}, it has {cpus:g} CPU and {gpus:g} GPU in all"
+            f"the Ray cluster must have room for the run within {self._launch.start_timeout_s:g} s (launch.start_timeout_s): asked "
+            f"for {_total(self._wanted)}, it has {cpus:g} CPU and {gpus:g} GPU in all"
         )
+
+    async def _is_done(self, reference: Any) -> bool:
+        """Whether the task behind ``reference`` ended, well or not, within the start timeout.
+
+        Raises:
+            RunInterruptedError: a signal came first.
+        """
+        import ray
+
+        ends_at = time.monotonic() + self._launch.start_timeout_s
+        while (left_s := ends_at - time.monotonic()) > 0:
+            self._interrupts.check()
+            done, _ = await asyncio.to_thread(ray.wait, [reference], timeout=min(left_s, _LOOK_S))
+            if done:
+                return True
+        return False
 
     def _new_runner(self, name: str) -> Any:
         import ray
@@ -162,12 +181,15 @@ class RayStarter:
         options = {"num_cpus": bundle["CPU"], "num_gpus": bundle.get("GPU", 0), "max_restarts": self._launch.restart_limit}
         return ray.remote(Runner).options(scheduling_strategy=place, **options).remote()
 
-    def _is_gone(self, name: str) -> bool:
+    async def _is_gone(self, name: str) -> bool:
         """Whether Ray has given the runner up, its own restarts included."""
         import ray
 
+        asked = self._runners[name].poll.remote()
+        if not await self._is_done(asked):
+            return True
         try:
-            ray.get(self._runners[name].poll.remote(), timeout=self._launch.start_timeout_s)
+            ray.get(asked, timeout=_CALL_TIMEOUT_S)
         except ray.exceptions.RayError:
             return True
         return False

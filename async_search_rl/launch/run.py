@@ -253,7 +253,7 @@ class Launch:
 def _members(config: Config, interrupts: Interrupts) -> AbstractAsyncContextManager[Fleet]:
     launch = config.launch
     return fleet(
-        _starter(config),
+        _starter(config, interrupts),
         interrupts,
         restart_limit=launch.restart_limit,
         restart_window_s=launch.restart_window_s,
@@ -261,10 +261,10 @@ def _members(config: Config, interrupts: Interrupts) -> AbstractAsyncContextMana
     )
 
 
-def _starter(config: Config) -> Starter:
+def _starter(config: Config, interrupts: Interrupts) -> Starter:
     logs = Path(config.run.folder) / "logs"
     if config.launch.placement == "ray":
         from async_search_rl.launch.ray import RayStarter
 
-        return RayStarter(config, logs)
+        return RayStarter(config, logs, interrupts)
     return LocalStarter(logs)

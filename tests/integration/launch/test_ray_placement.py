@@ -17,7 +17,7 @@ from async_search_rl.errors import ConfigError, DeadlineError
 from async_search_rl.launch import pieces
 from async_search_rl.launch.process import Piece
 from async_search_rl.launch.ray import LOST, RayStarter
-from async_search_rl.launch.supervise import Interrupts, fleet
+from async_search_rl.launch.supervise import Interrupts, RunInterruptedError, fleet
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore")]
 ROOT = Path(__file__).resolve().parents[3]
@@ -104,8 +104,10 @@ async def until(condition, timeout_s=30.0):
         await asyncio.sleep(0.05)
 
 
-def members(config, tmp_path):
-    return fleet(RayStarter(config, tmp_path / "logs"), Interrupts(), restart_limit=2, restart_window_s=600, stop_timeout_s=5)
+def members(config, tmp_path, interrupts=None):
+    interrupts = interrupts or Interrupts()
+    starter = RayStarter(config, tmp_path / "logs", interrupts)
+    return fleet(starter, interrupts, restart_limit=2, restart_window_s=600, stop_timeout_s=5)
 
 
 def test_pieces_run_under_ray_are_restarted_and_leave_nothing(tmp_path, cluster):
@@ -150,10 +152,14 @@ def test_a_lost_ray_worker_counts_as_a_dead_piece_and_is_replaced(tmp_path, clus
     asyncio.run(scenario())
 
 
+def parent_of(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def worker_of(pid):
     """The Ray worker above a process: the first ancestor that is not one of ours."""
     while b"ray::" not in (Path(f"/proc/{pid}/cmdline").read_bytes()):
-        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        pid = parent_of(pid)
         assert pid > 1
     return pid
 
@@ -168,6 +174,50 @@ def test_more_gpus_than_there_are_end_at_the_deadline(tmp_path, cluster):
         asyncio.run(scenario())
 
 
+async def after_ctrl_c(waiting):
+    """What is raised by ``waiting``, which waits for ever, soon after a signal."""
+    task = asyncio.create_task(waiting)
+    done, _ = await asyncio.wait([task], timeout=1.5)
+    assert not done
+    os.kill(os.getpid(), signal.SIGINT)
+    with pytest.raises(RunInterruptedError):
+        await asyncio.wait_for(task, 10)
+
+
+def test_ctrl_c_ends_the_wait_for_room(tmp_path, cluster):
+    async def scenario():
+        config = config_of(tmp_path, cluster, ray_gpus=True, learner_ranks=3, start_timeout_s=600.0)
+        interrupts = Interrupts()
+        with interrupts.caught():
+            async with members(config, tmp_path, interrupts) as fleet_of_ray:
+                await after_ctrl_c(fleet_of_ray.prepare(config))
+
+    asyncio.run(scenario())
+
+
+def test_ctrl_c_ends_the_wait_for_a_runner_that_does_not_answer(tmp_path, cluster):
+    async def scenario():
+        config = config_of(tmp_path, cluster, start_timeout_s=600.0)
+        interrupts = Interrupts()
+        with interrupts.caught():
+            async with members(config, tmp_path, interrupts) as fleet_of_ray:
+                await fleet_of_ray.prepare(config)
+                await fleet_of_ray.start(python("actor", GRANDCHILD, tmp_path / "pid"), 60)
+                fleet_of_ray.ready("actor")
+                await until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "")
+                grandchild = int((tmp_path / "pid").read_text())
+                worker = worker_of(grandchild)
+                os.kill(parent_of(grandchild), signal.SIGKILL)
+                await until(lambda: fleet_of_ray.exit_code("actor") is not None)
+                os.kill(worker, signal.SIGSTOP)
+                try:
+                    await after_ctrl_c(fleet_of_ray.mend())
+                finally:
+                    os.kill(worker, signal.SIGCONT)
+
+    asyncio.run(scenario())
+
+
 def test_an_address_without_a_cluster_is_one_clear_line(tmp_path):
     with pytest.raises(ConfigError, match=r"launch\.ray_address must be that of a running Ray cluster, got '127\.0\.0\.1:1'"):
-        RayStarter(config_of(tmp_path, "127.0.0.1:1"), tmp_path)
+        RayStarter(config_of(tmp_path, "127.0.0.1:1"), tmp_path, Interrupts())
