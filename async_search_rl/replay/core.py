@@ -44,8 +44,8 @@ class Core:
     def over(self, joined: bool = False) -> str | None:
         """:attr:`State.end`, as far as it counts.
 
-        An end that the log tells of is that of an earlier process until a learner has spoken to this one: a learner that is about to
-        start will lift it, and newcomers wait for that. Whoever had ``joined`` the run before its end is told at once.
+        An end that the log tells of is an earlier process's until a learner has spoken to this one: a learner about to start will
+        lift it, and newcomers wait for that. Whoever had ``joined`` the run before its end is told at once.
         """
         return self.state.end if self.learner_seen or joined else None
 

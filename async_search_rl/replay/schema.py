@@ -142,7 +142,8 @@ class EvaluationResult(Message, frozen=True):
 class CutReply(Message, frozen=True):
     """``groups`` (encoded) is ``None`` while there are not enough; ``waiting_for`` then says why in words.
 
-    ``evaluations``: rounds finished since the last reply; all of them after a start of the learner or of the service. ``stop``: why the run must stop. ``counters``: the service's totals.
+    ``evaluations``: rounds finished since the last reply; all of them after a start of the learner or of the service.
+    ``stop``: why the run must stop. ``counters``: the service's totals.
     """
 
     groups: list[bytes] | None = None
