@@ -26,7 +26,16 @@ import msgpack
 from aiohttp import web
 
 from async_search_rl.config.run import SecuritySection
-from async_search_rl.errors import ConfigError, DataError, DeadlineError, SchemaError, SearchRLError, ServiceError, TooLargeError
+from async_search_rl.errors import (
+    ConfigError,
+    DataError,
+    DeadlineError,
+    SchemaError,
+    SearchFailedError,
+    SearchRLError,
+    ServiceError,
+    TooLargeError,
+)
 from async_search_rl.files import write_whole
 
 TOKEN_VARIABLE = "ASYNC_SEARCH_RL_TOKEN"
@@ -171,6 +180,8 @@ async def reply_error(reply: aiohttp.ClientResponse) -> SearchRLError:
         return TooLargeError(sentence)
     if reply.status == 504 or kind == "DeadlineError":
         return DeadlineError(sentence)
+    if kind == "SearchFailedError":
+        return SearchFailedError(sentence)
     return SchemaError(sentence) if 400 <= reply.status < 500 else ServiceError(sentence)
 
 

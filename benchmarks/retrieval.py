@@ -82,7 +82,8 @@ def measure(settings: RetrievalSection, queries: Sequence[str], args: argparse.N
         used = memory_bytes(process.pid)
     with service(msgspec.structs.replace(settings, cache_entries=100_000), args.work) as (url, _):
         seconds = _long_enough(args.seconds, 64, figures["raw"]["batch_queries_per_s"])
-        figures["service_cached"] = asyncio.run(folding_clients(url, with_repeats(list(queries), REPEATED), 64, seconds))
+        repeated = with_repeats(list(queries), REPEATED)
+        figures["service_cached"] = asyncio.run(folding_clients(url, repeated, 64, seconds, cycled=False))
     answers = index.rows.rank(queries[:RECALL_QUERIES], TOPK).rows_QK.tolist() if settings.backend == "dense" else []
     files = files_bytes(settings)
     index.close()

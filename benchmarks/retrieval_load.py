@@ -37,14 +37,17 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 
 
 async def closed_loop(ask: Ask, queries: Iterator[str], clients: int, seconds: float) -> dict[str, float]:
-    """``clients`` that each ask the next query as soon as the last one is answered, for ``seconds``; at least one query each."""
+    """``clients`` that each ask the next query as soon as the last one is answered, for ``seconds``, or until there is none.
+
+    Every client asks at least one query.
+    """
     latencies_s: list[float] = []
     started, started_cpu = time.perf_counter(), time.process_time()
 
     async def client() -> None:
-        while True:
+        for query in queries:
             asked = time.perf_counter()
-            await ask(next(queries))
+            await ask(query)
             now = time.perf_counter()
             latencies_s.append(now - asked)
             if now - started >= seconds:
@@ -62,11 +65,13 @@ async def closed_loop(ask: Ask, queries: Iterator[str], clients: int, seconds: f
     }
 
 
-async def folding_clients(url: str, queries: Sequence[str], clients: int, seconds: float) -> dict[str, float]:
-    """The clients of one process through this project's client, as an actor's episodes ask."""
-    stream = itertools.cycle(queries)
+async def folding_clients(
+    url: str, queries: Sequence[str], clients: int, seconds: float, *, cycled: bool = True
+) -> dict[str, float]:
+    """The clients of one process through this project's client, as an actor's episodes ask; each query once unless ``cycled``."""
+    stream = itertools.cycle(queries) if cycled else iter(queries)
     async with SearchClient([url], topk=TOPK, timeout_s=TIMEOUT_S, retries=0) as client:
-        warm = await closed_loop(client.search, stream, min(clients, WARM_CLIENTS), seconds / 4)
+        warm = await closed_loop(client.search, stream, min(clients, WARM_CLIENTS), seconds / 4 if cycled else 0.0)
         measured = await closed_loop(client.search, stream, clients, seconds)
         return {**measured, "all_queries": warm["queries"] + measured["queries"]}
 

@@ -16,7 +16,7 @@ from async_search_rl.config.retrieval import RetrievalSection
 from async_search_rl.errors import ConfigError
 from search.corpus import Corpus, index_folder, open_corpus
 from search.index import CorpusIndex, Index, RowIndex
-from search.manifest import Manifest, Parameter, new_manifest, read_manifest, require_match, write_manifest
+from search.manifest import Manifest, Parameter, begin_build, end_build, new_manifest, read_manifest, require_match
 
 if TYPE_CHECKING:
     from search.encoder import Encoder, EncoderSpec
@@ -86,6 +86,8 @@ def resolve_backend(settings: RetrievalSection, corpus: Corpus) -> str:
 
 def corpus_folder(settings: RetrievalSection) -> Path:
     """Where offsets and index folders lie: ``retrieval.index`` if that is a folder, else beside the corpus."""
+    if not settings.corpus:
+        raise ConfigError("retrieval.corpus must name a file of JSON lines, got ''")
     named = Path(settings.index)
     return named if settings.index and not named.is_file() else index_folder(settings.corpus)
 
@@ -111,11 +113,14 @@ def _open_bm25(settings: RetrievalSection, corpus: Corpus, progress: Progress) -
     from search.bm25 import Bm25Index, choose_kernel
     from search.bm25_build import build_bm25
 
+    kernel = choose_kernel(settings.bm25_kernel)
+    if kernel == "numba" and not _installed("numba"):
+        raise ConfigError("retrieval.bm25_kernel 'numba' needs the package numba, which is not installed")
     folder = corpus_folder(settings) / "bm25"
     parameters: dict[str, Parameter] = {"retrieval.k1": settings.k1, "retrieval.b": settings.b, "analyzer": ANALYZER}
     manifest = new_manifest("bm25", corpus.stamp, parameters, ("bm25s", "PyStemmer", "numpy"))
     _ensure(folder, manifest, corpus, lambda: build_bm25(corpus, folder, settings.k1, settings.b, progress))
-    return Bm25Index(folder, choose_kernel(settings.bm25_kernel), thread_count(settings))
+    return Bm25Index(folder, kernel, thread_count(settings))
 
 
 def _open_tantivy(settings: RetrievalSection, corpus: Corpus, progress: Progress) -> RowIndex:
@@ -186,8 +191,9 @@ def _ensure(folder: Path, wanted: Manifest, corpus: Corpus, build: Callable[[], 
     """Build what is missing; refuse what does not fit."""
     found = read_manifest(folder)
     if found is None:
+        begin_build(folder, wanted)
         build()
-        write_manifest(folder, wanted)
+        end_build(folder, wanted)
     else:
         require_match(folder, found, corpus.stamp, wanted.parameters)
 

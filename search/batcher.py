@@ -103,7 +103,7 @@ class Batcher(Generic[Answer]):
         for place, key in enumerate(keys):
             self._board(key, call, place)
         self._arrival.set()
-        if self._worker is None:
+        if self._worker is None or self._worker.done():
             self._worker = asyncio.create_task(self._run(), name="search-batcher")
         try:
             await call.done
@@ -118,7 +118,7 @@ class Batcher(Generic[Answer]):
             self._worker.cancel()
             await asyncio.gather(self._worker, return_exceptions=True)
         for flight in list(self._flights.values()):
-            self._fail(flight, SearchFailedError("the search service is stopping"))
+            self._fail(flight, OverloadedError("the search service is stopping"))
 
     def _board(self, key: Key, call: _Call[Answer], place: int) -> None:
         flight = self._flights.get(key)

@@ -2,8 +2,9 @@
 
 In: single queries from many coroutines of one event loop. They are folded: whatever is asked while requests are in flight goes
 into the next request. Out: passages, or SearchFailedError; a failure is never an empty list. Requests go to the replica with the
-fewest outstanding; they are retried with jitter on connection errors and 503, hedged to a second replica when slow, and kept
-from replicas that fail again and again. Everything ends by one deadline.
+fewest outstanding; they are retried with jitter on connection errors, 502, 503 and 504, hedged to a second replica when slow, and
+kept from replicas that fail again and again. Where an index fails at a folded request, its halves are asked, so that one bad query
+fails alone. Everything ends by one deadline.
 """
 
 from __future__ import annotations
@@ -35,6 +36,10 @@ _RETRIED_STATUSES = (502, 503, 504)
 Failure = (aiohttp.ClientError, OSError, TimeoutError)
 
 
+class IndexFailedError(Exception):
+    """The service works, but its index failed at some query of the request."""
+
+
 class SearchClient:
     """``async with SearchClient(urls) as client: passages = await client.search("...")``; one instance an event loop.
 
@@ -42,7 +47,7 @@ class SearchClient:
         urls: addresses of replicas (``http://host:port``, with or without ``/retrieve``).
         topk: passages a query unless a call names another number.
         timeout_s: deadline of one ``search``, waits, retries and hedges included.
-        retries: further attempts after connection errors and 503.
+        retries: further attempts after connection errors, 502, 503 and 504.
         token: bearer token, if the service has one.
         connections: requests in flight to one replica.
         hedge: whether a slow request is sent to a second replica too.
@@ -128,7 +133,11 @@ class SearchClient:
         done: asyncio.Future[list[Passage]] = asyncio.get_running_loop().create_future()
         self._pending.add(Question(query, topk or self.topk, now_s + self._timeout_s, done))
         self._schedule()
-        return await done  # Ends by the deadline: that of its request, or of the requests it waits behind.
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await done
+        except TimeoutError:
+            raise self._too_late() from None
 
     def _schedule(self) -> None:
         """Send at the end of this turn of the loop, so that everything asked in it travels together."""
@@ -156,6 +165,10 @@ class SearchClient:
         deadline_s = max(question.deadline_s for question in questions)
         try:
             answers = await self._ask([question.query for question in questions], questions[0].topk, deadline_s)
+        except IndexFailedError:
+            half = len(questions) // 2
+            await asyncio.gather(self._answer(questions[:half]), self._answer(questions[half:]))
+            return
         except (Exception, asyncio.CancelledError) as error:
             for question in questions:
                 question.fail(error)
@@ -166,7 +179,12 @@ class SearchClient:
             question.answer(passages)
 
     async def _ask(self, queries: list[str], topk: int, deadline_s: float) -> list[list[Passage]]:
-        """Attempts until one succeeds, retries or time run out, or the server says that the request itself is wrong."""
+        """Attempts until one succeeds, retries or time run out, or the server says that the request itself is wrong.
+
+        Raises:
+            SearchFailedError: there is no answer.
+            IndexFailedError: the index failed at some of several queries.
+        """
         body = encode_request(queries, topk)
         last: Exception = self._too_late()
         for attempt in range(self._retries + 1):
@@ -178,18 +196,23 @@ class SearchClient:
                     return decode_reply(await self._attempt(body, deadline_s), len(queries))
             except SearchFailedError:
                 raise
+            except IndexFailedError as error:
+                if len(queries) > 1:
+                    raise
+                last = error
             except Failure as error:
                 last = error
             except ValueError as error:
                 raise SearchFailedError(f"{self._names()} must answer as Search-R1 does: {error}") from error
-            await asyncio.sleep(min(self._wait_s(attempt, last), max(0.0, deadline_s - time.monotonic())))
+            if attempt < self._retries:
+                await asyncio.sleep(min(self._wait_s(attempt, last), max(0.0, deadline_s - time.monotonic())))
         raise SearchFailedError(f"{self._names()} gave no answer: {type(last).__name__}: {last}") from last
 
     def _wait_s(self, attempt: int, error: Exception) -> float:
         """Doubling and jittered; at least what a full server asked for."""
         base_s: float = min(_FIRST_WAIT_S * 2**attempt, _MAX_WAIT_S)
         asked_s = error.retry_after_s if isinstance(error, OverloadedError) else 0.0
-        return max(asked_s, base_s) * self._random.uniform(0.5, 1.0)
+        return max(asked_s, base_s * self._random.uniform(0.5, 1.0))
 
     async def _attempt(self, body: bytes, deadline_s: float) -> bytes:
         """One request to the replica with the fewest outstanding, and a hedge to another when it is slow."""
@@ -242,7 +265,11 @@ class SearchClient:
         try:
             async with self._session.post(replica.url + "/retrieve", data=io.BytesIO(body), headers=headers) as reply:
                 if reply.status in _RETRIED_STATUSES:
-                    raise await reply_error(reply)
+                    error = await reply_error(reply)
+                    if isinstance(error, SearchFailedError):
+                        replica.succeed(time.monotonic() - started_s)
+                        raise IndexFailedError(str(error))
+                    raise error
                 if reply.status != 200:
                     error = await reply_error(reply)
                     replica.succeed(time.monotonic() - started_s)

@@ -11,6 +11,7 @@ import gzip
 import hashlib
 import mmap
 import os
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -132,11 +133,11 @@ def open_corpus(corpus: str | Path, folder: Path | None = None, progress: Callab
     try:
         stamp = _read_stamp(folder, path) or _scan(path, folder, progress)
         text = folder / _UNPACKED if _is_packed(path) else path
-        offsets = np.load(folder / _OFFSETS, mmap_mode="r", allow_pickle=False)
+        offsets = _load_offsets(folder / _OFFSETS)
         if offsets.shape != (stamp.rows + 1,) or text.stat().st_size != stamp.bytes:
             raise DataError(f"{folder} must hold the offsets of {path}, got those of another file; remove the folder")
         return Corpus(path, text, offsets, stamp)
-    except OSError as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"cannot open the corpus {path} with its offsets in {folder}: {error}") from error
 
 
@@ -185,6 +186,14 @@ def _scan(path: Path, folder: Path, progress: Callable[[int, int], None] | None)
         unpacked.unlink()
     write_whole(folder / _STAMP, msgspec.json.encode(stamp))
     return stamp
+
+
+def _load_offsets(path: Path) -> NDArray[np.int64]:
+    try:
+        offsets: NDArray[np.int64] = np.load(path, mmap_mode="r", allow_pickle=False)
+    except ValueError as error:
+        raise DataError(f"{path} must be an array of offsets: {error}; remove its folder") from error
+    return offsets
 
 
 def _replace(path: Path, array: NDArray[np.int64]) -> None:

@@ -118,10 +118,9 @@ class Retriever:
 
     async def _find(self, queries: list[str], topk: int, timeout_s: float) -> list[Hits]:
         limit_s = min(timeout_s, self._config.timeout_s)
-        generation = self._generation
         try:
             async with asyncio.timeout(limit_s):
-                found = await self._batcher.submit(queries, topk)
+                return await self._batcher.submit(queries, topk)
         except TimeoutError as error:
             self._failed += len(queries)
             raise DeadlineError(
@@ -130,13 +129,16 @@ class Retriever:
         except SearchFailedError:
             self._failed += len(queries)
             raise
-        if generation == self._generation:
-            for query, hits in zip(queries, found, strict=True):
-                self._cache.put((query, topk), hits)
-        return found
 
     async def _search(self, queries: list[str], topk: int) -> Sequence[Answer]:
-        return await self._worker.search(queries, topk)
+        """Search, and cache what was found unless the index was opened again meanwhile."""
+        generation = self._generation
+        answers = await self._worker.search(queries, topk)
+        if generation == self._generation and len(answers) == len(queries):
+            for query, answer in zip(queries, answers, strict=True):
+                if not isinstance(answer, Exception):
+                    self._cache.put((query, topk), answer)
+        return answers
 
 
 def _size_of(hits: Hits) -> int:

@@ -68,12 +68,19 @@ def encode_corpus(corpus: Corpus, encoder: Encoder, folder: Path, progress: Call
 
 
 def write_faiss(vectors_ND: NDArray[np.float32], factory: str, path: Path) -> None:
-    """Write an inner-product index of unit vectors by its index_factory string."""
+    """Write an inner-product index of unit vectors by its index_factory string.
+
+    Raises:
+        ConfigError: there are too few vectors to train it.
+    """
     rows, dimension = vectors_ND.shape
     index = new_index(dimension, factory)
     if not index.is_trained:
         sample = np.random.default_rng(_SEED).choice(rows, min(rows, _TRAIN_ROWS), replace=False)
-        index.train(np.ascontiguousarray(vectors_ND[np.sort(sample)]))
+        try:
+            index.train(np.ascontiguousarray(vectors_ND[np.sort(sample)]))
+        except RuntimeError as error:
+            raise ConfigError(f"retrieval.faiss {factory!r} cannot be trained on {rows} passages: {error}") from error
     for start in range(0, rows, _ADD_ROWS):
         index.add(np.ascontiguousarray(vectors_ND[start : start + _ADD_ROWS]))
     aside = path.with_name(f".{path.name}.{os.getpid()}")

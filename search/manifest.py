@@ -1,13 +1,14 @@
 """The manifest beside every index: of which corpus, with which parameters, by which versions. A mismatch is refused.
 
 In: what an index is about to be opened with. Out: nothing, or a DataError that names what differs. The manifest is written
-last, so a folder without one holds an unfinished build.
+last; until then the folder has a note of what is being built, so that a build goes on only with parts of its own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from async_search_rl.files import write_whole
 from search.corpus import CorpusStamp
 
 FORMAT = 1
-_NAME = "manifest.json"
+_NAME, _BUILDING = "manifest.json", "building.json"
 Parameter = str | int | float
 
 
@@ -48,9 +49,29 @@ def new_manifest(backend: str, corpus: CorpusStamp, parameters: dict[str, Parame
     return Manifest(backend, corpus.rows, corpus.sha256, parameters, versions)
 
 
-def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write it whole or not at all."""
-    write_whole(folder / _NAME, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+def begin_build(folder: Path, manifest: Manifest) -> None:
+    """Make ``folder`` ready to build, or to go on building, what ``manifest`` says.
+
+    The remains of an interrupted build of anything else (an older corpus, other parameters, other versions) are removed.
+
+    Raises:
+        DataError: the folder holds files that no build of this package has left.
+    """
+    building = _read(folder / _BUILDING)
+    if building is None and folder.is_dir() and any(folder.iterdir()):
+        raise DataError(
+            f"{folder} must be an index or an unfinished build, got other files; remove it or name another retrieval.index"
+        )
+    if building is not None and building != manifest:
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    _write(folder / _BUILDING, manifest)
+
+
+def end_build(folder: Path, manifest: Manifest) -> None:
+    """Declare the index in ``folder`` finished."""
+    _write(folder / _NAME, manifest)
+    (folder / _BUILDING).unlink()
 
 
 def read_manifest(folder: Path) -> Manifest | None:
@@ -59,15 +80,7 @@ def read_manifest(folder: Path) -> Manifest | None:
     Raises:
         DataError: it is damaged or of another format.
     """
-    try:
-        manifest = msgspec.json.decode((folder / _NAME).read_bytes(), type=Manifest)
-    except FileNotFoundError:
-        return None
-    except (msgspec.DecodeError, OSError) as error:
-        raise DataError(f"{folder / _NAME} must be an index manifest: {error}") from error
-    if manifest.format != FORMAT:
-        raise DataError(f"{folder / _NAME} must have format {FORMAT}, got {manifest.format}; build the index again")
-    return manifest
+    return _read(folder / _NAME)
 
 
 def require_match(folder: Path, manifest: Manifest, corpus: CorpusStamp, parameters: dict[str, Parameter]) -> None:
@@ -87,3 +100,19 @@ def require_match(folder: Path, manifest: Manifest, corpus: CorpusStamp, paramet
             raise DataError(
                 f"{name} of the index in {folder} must be {wanted!r}, as configured, got {made!r}; remove it or change the key"
             )
+
+
+def _write(path: Path, manifest: Manifest) -> None:
+    write_whole(path, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+
+
+def _read(path: Path) -> Manifest | None:
+    try:
+        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+    except FileNotFoundError:
+        return None
+    except (msgspec.DecodeError, OSError) as error:
+        raise DataError(f"{path} must be an index manifest: {error}") from error
+    if manifest.format != FORMAT:
+        raise DataError(f"{path} must have format {FORMAT}, got {manifest.format}; build the index again")
+    return manifest

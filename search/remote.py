@@ -33,7 +33,7 @@ class RemoteIndex:
         self._client: SearchClient | None = None
 
     def search(self, queries: Sequence[str], topk: int) -> list[Answer]:
-        """See :class:`search.index.Index`. The whole batch goes out as one request."""
+        """See :class:`search.index.Index`. The batch goes out folded, a large one as two requests."""
         return self._runner.run(self._search(queries, topk))
 
     def info(self) -> dict[str, Any]:

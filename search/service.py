@@ -41,8 +41,8 @@ def serve(config: Config) -> None:
     Raises:
         ConfigError, DataError: the port is busy, the corpus or index is missing or not what it must be.
     """
-    opened = asyncio.run(_serve(config))
-    if not opened:
+    ended = asyncio.run(_serve(config))
+    if not ended:
         # The thread that opens or builds the index cannot be interrupted, and the interpreter would wait for it. A build resumes.
         sys.stdout.flush()
         os._exit(0)
@@ -105,11 +105,12 @@ def _bare_hit(hit: Hit) -> bytes:
 
 
 async def _serve(config: Config) -> bool:
-    """Serve until told to stop; whether the index was open by then."""
+    """Serve until told to stop; whether no thread was still opening an index by then."""
     settings = config.retrieval
     token = read_token(config.security)
     retriever = Retriever(settings, functools.partial(open_backend, settings))
     stop = stop_signal()
+    reloads: set[asyncio.Task[None]] = set()
     app = build_app(config, retriever, token)
     announced = url_file(config)
     last_port = _withdraw(announced, settings.host)
@@ -120,16 +121,17 @@ async def _serve(config: Config) -> bool:
             await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
             if not stop.is_set():
                 starting.result()
-                _reload_on_hangup(retriever)
+                _reload_on_hangup(retriever, reloads)
                 announce(announced, url)
                 print(f"search: {retriever.info().get('backend')} ready at {url}", flush=True)
                 await stopping
         finally:
-            stopping.cancel()
-            starting.cancel()
-            await asyncio.gather(starting, stopping, return_exceptions=True)
+            reloading = bool(reloads)
+            for task in (starting, stopping, *reloads):
+                task.cancel()
+            await asyncio.gather(starting, stopping, *reloads, return_exceptions=True)
             await retriever.stop()
-    return retriever.opened
+    return retriever.opened and not reloading
 
 
 def _withdraw(announced: Path, host: str) -> int:
@@ -153,8 +155,8 @@ def _withdraw(announced: Path, host: str) -> int:
     return port
 
 
-def _reload_on_hangup(retriever: Retriever) -> None:
-    running: set[asyncio.Task[None]] = set()
+def _reload_on_hangup(retriever: Retriever, running: set[asyncio.Task[None]]) -> None:
+    """Open the index again at SIGHUP; ``running`` holds the one reload under way, and a signal meanwhile is not another one."""
 
     async def reload() -> None:
         try:
@@ -163,6 +165,8 @@ def _reload_on_hangup(retriever: Retriever) -> None:
             _log.error("the index could not be opened again; the old one goes on: %s", error)
 
     def start() -> None:
+        if running:
+            return
         task = asyncio.get_running_loop().create_task(reload())
         running.add(task)
         task.add_done_callback(running.discard)

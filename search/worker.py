@@ -36,8 +36,8 @@ class Worker:
         self._info: dict[str, Any] = {}
         self._computes = False
         """Whether a search waits for nobody else, as one that asks another server does."""
-        self._query_s = math.inf
-        """Seconds of a query in the last search."""
+        self._last_s, self._last_queries = math.inf, 1
+        """Seconds and queries of the last search."""
 
     async def start(self) -> None:
         """Open the index. Errors of opening it are raised here.
@@ -63,7 +63,8 @@ class Worker:
             raise SearchFailedError("the search worker is not running")
         loop = asyncio.get_running_loop()
         if self._index is not None:
-            if self._computes and self._query_s * len(queries) < _AT_ONCE_S:
+            if self._computes and self._expected_s(len(queries)) < _AT_ONCE_S:
+                await asyncio.sleep(0)  # Between two searches the loop has its turn.
                 return self._search_timed(queries, topk)
             return await loop.run_in_executor(executor, self._search_timed, queries, topk)
         try:
@@ -72,11 +73,16 @@ class Worker:
             self._executor = self._new_process()
             raise SearchFailedError("the search worker's process died; a new one was started") from error
 
+    def _expected_s(self, queries: int) -> float:
+        """Seconds a search of ``queries`` may take: no less than the last one, for its cost may be one of calls."""
+        return self._last_s * max(1.0, queries / self._last_queries)
+
     def _search_timed(self, queries: Sequence[str], topk: int) -> list[Answer]:
-        assert self._index is not None
+        if self._index is None:
+            raise SearchFailedError("the search worker is not running")
         started_s = time.perf_counter()
         answers = self._index.search(queries, topk)
-        self._query_s = (time.perf_counter() - started_s) / len(queries)
+        self._last_s, self._last_queries = time.perf_counter() - started_s, len(queries)
         return answers
 
     def info(self) -> dict[str, Any]:
@@ -89,9 +95,10 @@ class Worker:
         if executor is None:
             return
         loop = asyncio.get_running_loop()
-        if self._index is not None:
-            await loop.run_in_executor(executor, self._index.close)
-        await loop.run_in_executor(None, lambda: executor.shutdown(cancel_futures=True))
+        index, self._index = self._index, None
+        if index is not None:
+            await loop.run_in_executor(executor, index.close)
+        await loop.run_in_executor(None, executor.shutdown)
 
     def _new_process(self) -> ProcessPoolExecutor:
         context = multiprocessing.get_context("spawn")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from async_search_rl.config.types import NonNegative, NonNegativeFloat, Port, Positive, PositiveFloat, Section
+from async_search_rl.config.types import Fraction, NonNegative, NonNegativeFloat, Port, Positive, PositiveFloat, Section
 
 
 class RetrievalSection(Section, frozen=True):
@@ -45,7 +45,7 @@ class RetrievalSection(Section, frozen=True):
     timeout_s: PositiveFloat = 30.0
     """Deadline of one search, retries and hedges included."""
     retries: NonNegative = 6
-    """Retries after connection errors and 503, with doubling, jittered waits from 0.25 s on."""
+    """Retries after connection errors, 502, 503 and 504, with doubling, jittered waits from 0.25 s on."""
     connections: Positive = 4
     """Requests a client keeps in flight to one replica; further queries gather into the next."""
     hedge: bool = True
@@ -56,7 +56,7 @@ class RetrievalSection(Section, frozen=True):
     """Seconds it is left alone, doubling up to 30."""
     k1: PositiveFloat = 0.9
     """BM25 k1 (tantivy has its own, 1.2)."""
-    b: NonNegativeFloat = 0.4
+    b: Fraction = 0.4
     """BM25 b (tantivy has its own, 0.75)."""
     bm25_kernel: Literal["auto", "numpy", "numba"] = "auto"
     """How bm25s sums scores; `auto` takes numba where it is installed."""

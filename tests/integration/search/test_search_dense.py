@@ -176,6 +176,11 @@ def test_a_wrong_factory_string_is_refused_before_encoding(settings: RetrievalSe
     assert not (tmp_path / "dense").exists()
 
 
+def test_too_few_passages_to_train_on_are_one_clear_line(settings: RetrievalSection) -> None:
+    with pytest.raises(ConfigError, match=r"retrieval\.faiss 'IVF4096,Flat' cannot be trained on \d+ passages"):
+        open_backend(with_other(settings, faiss="IVF4096,Flat"))
+
+
 def test_a_gpu_that_is_not_there_is_refused(settings: RetrievalSection) -> None:
     if hasattr(faiss, "get_num_gpus") and faiss.get_num_gpus():
         pytest.skip("this machine has a GPU")

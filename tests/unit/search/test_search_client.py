@@ -104,11 +104,44 @@ def test_retries_are_bounded_and_end_in_a_failure() -> None:
     server = Server("a", status(503, Retry_After="0"))
 
     async def scenario(client: SearchClient) -> None:
+        started = asyncio.get_running_loop().time()
         with pytest.raises(SearchFailedError, match="503"):
             await client.search("q")
         assert len(server.requests) == 2
+        assert asyncio.get_running_loop().time() - started < 0.45, "no wait after the last attempt"
 
     run([server], scenario, retries=1)
+
+
+def test_a_full_server_is_left_alone_for_as_long_as_it_asks() -> None:
+    server = Server("a", status(503, Retry_After="1"), passages)
+
+    async def scenario(client: SearchClient) -> None:
+        started = asyncio.get_running_loop().time()
+        assert len(await client.search("q")) == 1
+        assert asyncio.get_running_loop().time() - started >= 1.0
+
+    run([server], scenario)
+
+
+def test_one_bad_query_fails_alone() -> None:
+    async def choosy(server: Server, queries: list[str]) -> web.Response:
+        if "bad" in queries:
+            return web.json_response({"error": "SearchFailedError", "message": "no such line"}, status=502)
+        return await passages(server, queries)
+
+    server = Server("a", choosy)
+    asked = [*(f"q{i}" for i in range(5)), "bad", *(f"q{i}" for i in range(5, 20))]
+
+    async def scenario(client: SearchClient) -> None:
+        answers = await asyncio.gather(*map(client.search, asked), return_exceptions=True)
+        failed = [query for query, answer in zip(asked, answers, strict=True) if isinstance(answer, Exception)]
+        assert failed == ["bad"]
+        with pytest.raises(SearchFailedError, match="no such line"):
+            raise next(answer for answer in answers if isinstance(answer, Exception))
+        assert client.replicas[0].available_in(0.0) == 0, "a server whose index fails at a query is not a dead one"
+
+    run([server], scenario, retries=0)
 
 
 def test_a_wrong_request_is_not_retried() -> None:
@@ -168,6 +201,28 @@ def test_the_deadline_holds_and_travels() -> None:
         assert 0 < float(server.headers[0]["Request-Timeout"]) <= 0.3
 
     run([server], scenario, timeout_s=0.3)
+
+
+def test_each_search_has_a_deadline_of_its_own_however_late_its_neighbours_came() -> None:
+    async def never(server: Server, queries: list[str]) -> web.Response:
+        await asyncio.Event().wait()
+        return web.Response()
+
+    async def scenario(client: SearchClient) -> None:
+        loop = asyncio.get_running_loop()
+
+        async def seconds_until_failure(after_s: float) -> float:
+            await asyncio.sleep(after_s)
+            asked = loop.time()
+            with pytest.raises(SearchFailedError):
+                await client.search("q")
+            return loop.time() - asked
+
+        # The first occupies the one connection; the other two travel together once it has failed.
+        waits = await asyncio.gather(*map(seconds_until_failure, (0.0, 0.1, 0.35)))
+        assert all(wait < 0.55 for wait in waits), waits
+
+    run([Server("a", never)], scenario, timeout_s=0.4, connections=1)
 
 
 def test_a_dead_replica_is_left_alone() -> None:

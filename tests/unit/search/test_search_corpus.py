@@ -79,6 +79,19 @@ def test_missing_and_empty_files_are_refused(tmp_path: Path) -> None:
     assert not (index_folder(tmp_path / "empty.jsonl") / "corpus.json").exists()
 
 
+def test_damaged_files_are_named(tmp_path: Path) -> None:
+    cut = tmp_path / "cut.jsonl.gz"
+    cut.write_bytes(gzip.compress(text())[:-12])
+    with pytest.raises(DataError, match=r"cut\.jsonl\.gz"):
+        open_corpus(cut)
+    path = tmp_path / "corpus.jsonl"
+    path.write_bytes(text())
+    open_corpus(path).close()
+    (index_folder(path) / "offsets.npy").write_bytes(b"no array")
+    with pytest.raises(DataError, match=r"offsets\.npy must be an array"):
+        open_corpus(path)
+
+
 @pytest.mark.parametrize(
     ("contents", "title", "text"),
     [

@@ -15,10 +15,10 @@ import search.bm25_build
 from async_search_rl.config.retrieval import RetrievalSection
 from async_search_rl.errors import ConfigError, DataError
 from search.analyzer import terms
-from search.backends import lexical_backend, no_progress, open_backend
+from search.backends import lexical_backend, no_progress, open_backend, open_rows
 from search.bm25 import Bm25Index
 from search.bm25_build import build_bm25
-from search.corpus import Corpus
+from search.corpus import Corpus, index_folder
 from search.index import NO_ROW
 from search.rank_bm25_index import RankBm25Index
 from search.tantivy_index import TantivyIndex, build_tantivy
@@ -172,6 +172,47 @@ def test_an_index_of_another_corpus_or_other_parameters_is_refused(make_corpus: 
     make_corpus(21)
     with pytest.raises(DataError, match="21 documents"):
         open_backend(settings)
+
+
+@pytest.mark.parametrize("backend", ["bm25", "tantivy"])
+def test_a_build_goes_on_only_with_parts_of_its_own(
+    make_corpus: Callable[[int], Corpus], monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    monkeypatch.setattr("search.bm25_build.CHUNK_DOCS", 10)
+    corpus = make_corpus(40)
+    settings = RetrievalSection(backend=backend, corpus=str(corpus.path), bm25_kernel="numpy", threads=1)
+
+    def interrupt(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        open_rows(settings, corpus, backend, interrupt)
+    fewer = make_corpus(25)
+    index = open_rows(settings, fewer, backend)
+    titles = [contents.splitlines()[0].strip('"') for contents in fewer.iter_contents()]
+    assert index.rank(titles, 1).rows_QK[:, 0].tolist() == list(range(25))
+    index.close()
+
+
+def test_files_that_no_build_has_left_are_not_touched(make_corpus: Callable[[int], Corpus]) -> None:
+    corpus = make_corpus(20)
+    foreign = index_folder(corpus.path) / "bm25" / "params.index.json"
+    foreign.parent.mkdir()
+    foreign.write_text("{}")
+    with pytest.raises(DataError, match="got other files"):
+        open_backend(RetrievalSection(backend="bm25", corpus=str(corpus.path), bm25_kernel="numpy"))
+    assert foreign.read_text() == "{}"
+
+
+def test_what_is_not_installed_or_not_named_is_one_clear_line(
+    make_corpus: Callable[[int], Corpus], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = make_corpus(20)
+    with pytest.raises(ConfigError, match=r"retrieval\.corpus must name"):
+        open_backend(RetrievalSection(backend="bm25"))
+    monkeypatch.setattr("search.backends._installed", lambda module: module != "numba")
+    with pytest.raises(ConfigError, match="'numba' needs the package numba"):
+        open_backend(RetrievalSection(backend="bm25", corpus=str(corpus.path), bm25_kernel="numba"))
 
 
 def test_rank_bm25_refuses_a_large_corpus(make_corpus: Callable[[int], Corpus], monkeypatch: pytest.MonkeyPatch) -> None:

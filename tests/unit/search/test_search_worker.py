@@ -70,6 +70,16 @@ def test_a_large_batch_of_quick_queries_leaves_the_event_loop_alone(make_corpus)
     assert searched_in_loop(CorpusIndex(rows, make_corpus(3)), rows, [1, 64]) == [False, False]
 
 
+def test_after_a_long_search_a_short_one_is_not_trusted_to_be_quick(make_corpus):
+    class PerCall(Rows):
+        def rank(self, queries, topk):
+            self.seconds = 0.01 if len(queries) > 1 else 0.0
+            return super().rank(queries, topk)
+
+    rows = PerCall(0.0)
+    assert searched_in_loop(CorpusIndex(rows, make_corpus(3)), rows, [64, 1, 1]) == [False, False, True]
+
+
 def test_an_index_that_asks_others_never_runs_in_the_event_loop():
     remote = Remote(0.0)
     assert searched_in_loop(remote, remote, [1, 1, 1]) == [False, False, False]
