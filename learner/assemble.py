@@ -23,6 +23,7 @@ from learner.checkpoint import Checkpoints, checkpoint_to_resume
 from learner.critic import Critic, build_critic
 from learner.deepspeed_engine import Engine
 from learner.feed import CutSource, Feed, Prefetch
+from learner.flops import ModelShape
 from learner.guard import Guard
 from learner.loading import block_classes, load_policy
 from learner.memory import check_memory
@@ -100,7 +101,7 @@ def assemble(config: Config, ranks: Ranks, recorded: Path | None) -> Iterator[Le
             ranks=ranks,
             policy=policy,
             critic=critic,
-            trainer=TrainStep(config, policy, critic, reference, ranks),
+            trainer=TrainStep(config, ModelShape.of(model.model.config), policy, critic, reference, ranks),
             checkpoints=checkpoints,
             publisher=Publisher(policy, names, config.weights, ranks, sender),
             feed=Feed(ranks, prefetch, config.run.max_steps - 1, config.learner.batch_timeout_s),

@@ -32,8 +32,8 @@ except ImportError:
 _VARLEN_PARAMETERS = frozenset(inspect.signature(varlen.varlen_attn).parameters) if varlen is not None else frozenset()
 """Of this torch's ``varlen_attn``: the causal flag, the scale and grouped heads came or changed between releases."""
 PREFIX = "packed_"
-_FLEX_MIN_HEAD_DIM = 16
 """The backends are registered with transformers under this prefix and their name."""
+_FLEX_MIN_HEAD_DIM = 16
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,6 +12,7 @@ from async_search_rl.replay.schema import FinishRequest
 from learner.assemble import Learner
 from learner.checkpoint import list_checkpoints, step_of
 from learner.export import write_model_folder
+from learner.feed import LONGEST_POLL_S
 from learner.guard import Verdict
 from learner.loading import DTYPES, check_model_folder
 from learner.record import checkpoint, note_evaluations
@@ -20,8 +21,6 @@ _log = logging.getLogger(__name__)
 _COPY_TIMEOUT_S = 600.0
 _LAST_ROUNDS = 2.0
 """Evaluations that may still be due at the end, each of at most `replay.eval_timeout_s`: one under way and the last one."""
-_LONGEST_POLL_S = 2.0
-"""A poll under way delays an end that was asked for by this much."""
 EXPORT_FOLDER = "model"
 
 
@@ -56,7 +55,7 @@ def wait_for_last_evaluation(learner: Learner, stopping: Callable[[], bool]) -> 
     assert learner.source is not None
     within_s = last_evaluation_s(learner.config)
     ends_at = time.monotonic() + within_s
-    poll_s = min(learner.config.replay.poll_s, _LONGEST_POLL_S)
+    poll_s = min(learner.config.replay.poll_s, LONGEST_POLL_S)
     while not stopping():
         if time.monotonic() > ends_at:
             _log.warning("the last evaluation did not end within %g s", within_s)

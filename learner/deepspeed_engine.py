@@ -108,7 +108,7 @@ class Engine:
         """
         self._partition()
         if not finite:
-            self._engine.optimizer.zero_grad()
+            self._forget_gradients()
             return StepReport(float("inf"), False)
         norm = None
         if self._stage == 0:
@@ -157,6 +157,16 @@ class Engine:
         """Free hooks and buffers."""
         self._partition()
         self._engine.destroy()
+
+    def _forget_gradients(self) -> None:
+        optimizer = self._engine.optimizer
+        optimizer.zero_grad()
+        # Below ZeRO-3 the sums over micro-batches are kept apart from the parameters' own gradients, and zero_grad leaves them.
+        if hasattr(optimizer, "averaged_gradients"):
+            optimizer.averaged_gradients.update(dict.fromkeys(optimizer.averaged_gradients))
+            optimizer.micro_step_id = -1
+        elif hasattr(optimizer, "clear_hp_grads"):
+            optimizer.clear_hp_grads()
 
     def _partition(self) -> None:
         """End what :class:`WholeStep` keeps whole."""

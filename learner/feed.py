@@ -36,7 +36,7 @@ _PAUSE_S = 0.02
 """Seconds between two polls, so that a service that answers at once is not asked without end."""
 _LOOK_S = 0.2
 """Seconds between two looks at the stop flag while waiting."""
-_LONGEST_POLL_S = 2.0
+LONGEST_POLL_S = 2.0
 """A poll under way delays the end of the process by this much."""
 _END_S = 5.0
 _MAX_BYTES = 1 << 40
@@ -83,7 +83,7 @@ class Prefetch:
     """Fetches one batch ahead, in a thread of its own."""
 
     def __init__(self, source: CutSource, incarnation: int, poll_s: float) -> None:
-        self._source, self._incarnation, self._poll_s = source, incarnation, min(poll_s, _LONGEST_POLL_S)
+        self._source, self._incarnation, self._poll_s = source, incarnation, min(poll_s, LONGEST_POLL_S)
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         self._next: tuple[int, Future[CutReply]] | None = None

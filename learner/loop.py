@@ -28,7 +28,7 @@ def run(config: Config, recorded: Path | None = None) -> None:
     of the replay service's.
 
     Raises:
-        RunStoppedError: the run must stop, with the reason; a checkpoint was written where the service or the guard asked for it.
+        RunStoppedError: the run must stop, with the reason; a checkpoint was written where the service asked for it.
         DeadlineError: no batch came in time.
     """
     ranks = join_ranks(collective_deadline_s(config))
@@ -63,7 +63,7 @@ def train(learner: Learner, stop: StopFlag) -> str:
             save_skipped(learner, delivery.batch, learner.step)
         verdict = learner.guard.judge(figures)
         reason = carry_out(learner, verdict) if verdict is not None else ""
-        checkpoint_s = checkpoint_if_due(learner)
+        checkpoint_s = checkpoint_if_due(learner) if verdict is None else 0.0
         reason = announce_if_due(learner, figures) or reason
         seconds = {"train_s": train_s, "checkpoint_s": checkpoint_s, "step_s": time.monotonic() - began}
         record(learner, delivery, figures, seconds)

@@ -28,18 +28,23 @@ def check_memory(config: Config, ranks: Ranks) -> None:
         DataError: a model folder cannot be read.
     """
     shape = ModelShape.of(read_model_config(check_model_folder(config.model.path, "model.path")))
-    critic = None
-    if config.uses_critic and config.critic.path:
-        critic = ModelShape.of(read_model_config(check_model_folder(config.critic.path, "critic.path", tokenizer=False)))
+    critic = _shape_of_other(config.critic.path, "critic.path", needed=config.uses_critic)
+    reference = _shape_of_other(config.model.reference_path, "model.reference_path", needed=config.algorithm.kl_coef > 0)
     dtype_bytes = DTYPES[config.model.dtype].itemsize
     staged = _STAGED_COPIES * shape.parameters * dtype_bytes if ranks.first else 0
     on_cpu = ranks.device.type == "cpu"
-    plan = plan_of_run(
-        config, shape, ranks=ranks.world, on_cpu=on_cpu, critic=critic, buffers={"staged weights (rank 0)": (staged, 0)}
-    )
+    buffers = {"staged weights (rank 0)": (staged, 0)}
+    plan = plan_of_run(config, shape, ranks=ranks.world, on_cpu=on_cpu, critic=critic, reference=reference, buffers=buffers)
     if ranks.first:
         print(plan.table(), flush=True)
     plan.check(0 if on_cpu else device_bytes(config, ranks.device), host_bytes() / local_ranks())
+
+
+def _shape_of_other(path: str, key: str, *, needed: bool) -> ModelShape | None:
+    """Shape of the model at ``path``; ``None`` where it is not needed, or is the policy's own."""
+    if not (needed and path):
+        return None
+    return ModelShape.of(read_model_config(check_model_folder(path, key, tokenizer=False)))
 
 
 def device_bytes(config: Config, device: torch.device) -> float:

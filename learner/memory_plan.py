@@ -37,6 +37,8 @@ class MemoryPlan:
     """What one rank will hold at its fullest moment."""
 
     items: tuple[MemoryItem, ...]
+    start_bytes: int = 0
+    """One whole copy of the largest network: each rank holds it on its device while it starts, before partitioning."""
 
     @property
     def device_bytes(self) -> int:
@@ -68,6 +70,11 @@ class MemoryPlan:
         Raises:
             EngineError: naming what is too much, the largest items, and the keys that make it smaller.
         """
+        if device_limit and self.start_bytes > device_limit * (1 - reserve):
+            raise EngineError(
+                f"one whole copy of the weights must fit on a rank's device while it starts: {self.start_bytes / GIB:.2f} GiB, "
+                f"got {device_limit * (1 - reserve) / GIB:.2f} GiB"
+            )
         for place, need, limit in (
             ("device", self.device_bytes, device_limit * (1 - reserve)),
             ("host", self.host_bytes, host_limit),
@@ -113,14 +120,15 @@ def plan_memory(
         items += _trained("critic", critic, learner, dtype_bytes, ranks)
     if reference is not None:
         weights = reference.parameters * dtype_bytes // (ranks if learner.zero_stage == 3 else 1)
-        items.append(_placed("reference weights", weights, learner.offload_params))
+        items.append(_placed("reference weights", weights, learner.offload_reference))
     widest = max((s for s in (shape, critic) if s is not None), key=lambda s: activation_bytes(s, tokens, dtype_bytes, False))
     items.append(MemoryItem("activations", activation_bytes(widest, tokens, dtype_bytes, learner.gradient_checkpointing)))
     items.append(MemoryItem("logits", logits_bytes(shape, tokens, learner.logits_chunk_tokens, dtype_bytes)))
     items += [MemoryItem(name, device, host) for name, (device, host) in (buffers or {}).items()]
     if on_cpu:
         items = [MemoryItem(item.name, 0, item.device_bytes + item.host_bytes, item.nvme_bytes) for item in items]
-    return MemoryPlan(tuple(items))
+    networks = [shape for shape in (shape, critic, reference) if shape is not None]
+    return MemoryPlan(tuple(items), start_bytes=max(network.parameters for network in networks) * dtype_bytes)
 
 
 def plan_of_run(
@@ -130,9 +138,10 @@ def plan_of_run(
     ranks: int,
     on_cpu: bool = False,
     critic: ModelShape | None = None,
+    reference: ModelShape | None = None,
     buffers: Mapping[str, tuple[int, int]] | None = None,
 ) -> MemoryPlan:
-    """:func:`plan_memory` of a configuration; ``critic`` (None: the policy's shape) counts where the algorithm has one."""
+    """:func:`plan_memory` of a configuration; ``critic`` and ``reference`` (None: the policy's shape) count where it has them."""
     return plan_memory(
         shape,
         config.learner,
@@ -141,7 +150,7 @@ def plan_of_run(
         longest_tokens=config.max_trajectory_tokens,
         on_cpu=on_cpu,
         critic=(critic or shape) if config.uses_critic else None,
-        reference=shape if config.algorithm.kl_coef > 0 else None,
+        reference=(reference or shape) if config.algorithm.kl_coef > 0 else None,
         buffers=buffers,
     )
 

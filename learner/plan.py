@@ -18,7 +18,7 @@ from torch import Tensor
 from async_search_rl.config.learner import OptimizerSection
 from async_search_rl.config.schema import Config
 from learner.batch import Batch, MicroBatch, micro_batch
-from learner.packing import pack, split_groups
+from learner.packing import QUADRATIC_TOKENS, pack, split_groups
 from learner.ranks import Ranks
 from learner.schedule import Schedule, warmup_length
 
@@ -37,13 +37,14 @@ class MiniBatch:
     """Share of token slots that idle, all ranks together."""
 
 
-def plan_step(batch: Batch, config: Config, ranks: Ranks) -> list[MiniBatch]:
-    """The mini-batches of ``batch``, in the order in which they are trained; deterministic."""
+def plan_step(batch: Batch, config: Config, ranks: Ranks, quadratic_tokens: int = QUADRATIC_TOKENS) -> list[MiniBatch]:
+    """The mini-batches of ``batch``, in the order in which they are trained; deterministic. See :func:`learner.packing.pack`."""
     parts = split_groups(batch.group_ids_S.tolist(), config.algorithm.minibatches)
     mini_batches = []
     for part in parts:
         members = [i for i in part if batch.valid_S[i]]
-        packed = pack([int(batch.lengths_S[i]) for i in members], config.learner.micro_batch_tokens, ranks.world)
+        lengths = [int(batch.lengths_S[i]) for i in members]
+        packed = pack(lengths, config.learner.micro_batch_tokens, ranks.world, quadratic_tokens)
         mine = [micro_batch(batch, [members[i] for i in local], ranks.device) for local in packed.ranks[ranks.rank]]
         mini_batches.append(MiniBatch(tuple(members), tuple(mine), packed.padding))
     return mini_batches

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 
-import torch
 from torch import Tensor, nn
 
 from async_search_rl.config.replay import WeightsSection
@@ -83,8 +82,3 @@ class Publisher:
 def full_shape(parameter: nn.Parameter) -> tuple[int, ...]:
     """Shape of the whole parameter, also where only a partition is here."""
     return tuple(getattr(parameter, "ds_shape", parameter.shape))
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """``"bfloat16"`` for ``torch.bfloat16``."""
-    return str(dtype).removeprefix("torch.")

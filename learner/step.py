@@ -22,6 +22,7 @@ from learner.advantages import AdvantageInputs, Advantages, compute_advantages, 
 from learner.batch import Batch, MicroBatch
 from learner.critic import Critic
 from learner.deepspeed_engine import Engine
+from learner.flops import ModelShape
 from learner.loss_metrics import loss_metrics
 from learner.losses import TokenBatch, loss_weights, needs_start_logprobs, policy_loss
 from learner.plan import MiniBatch, SumsByName, all_micro_batches, evaluate, plan_step, schedule_of
@@ -46,12 +47,21 @@ class StartOfStep:
 
 
 class TrainStep:
-    """Trains the networks it is given on one batch after the other."""
+    """Trains the networks it is given on one batch after the other; ``shape`` is the policy's, for packing."""
 
-    def __init__(self, config: Config, policy: Engine, critic: Critic | None, reference: Reference | None, ranks: Ranks) -> None:
+    def __init__(
+        self,
+        config: Config,
+        shape: ModelShape,
+        policy: Engine,
+        critic: Critic | None,
+        reference: Reference | None,
+        ranks: Ranks,
+    ) -> None:
         self._config = config
         self._algorithm = config.algorithm
         self._policy, self._critic, self._reference, self._ranks = policy, critic, reference, ranks
+        self._quadratic_tokens = shape.quadratic_tokens
         self._schedule = schedule_of(config.optimizer, config)
 
     def train(self, batch: Batch, step: int) -> dict[str, float]:
@@ -63,7 +73,7 @@ class TrainStep:
         Raises:
             RunStoppedError: for a loss or gradient that is not finite, with ``learner.skip_nonfinite = false``.
         """
-        mini_batches = plan_step(batch, self._config, self._ranks)
+        mini_batches = plan_step(batch, self._config, self._ranks, self._quadratic_tokens)
         start = self._start_of_step(batch, all_micro_batches(mini_batches))
         figures = [
             self._update(batch, mini, start, step, step * self._algorithm.minibatches + index)

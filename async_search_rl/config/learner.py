@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from async_search_rl.config.types import Fraction, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
+from async_search_rl.config.types import BelowOne, Fraction, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
 
 ADVANTAGES = {
     "grpo": "learner.advantages:grpo",
@@ -95,9 +95,9 @@ class OptimizerSection(Section, frozen=True):
     """Warm-up as a share of all steps; used where `warmup_steps` is 0."""
     min_lr_ratio: Fraction = 0.0
     """Floor of `linear` and `cosine`, as a share of the peak."""
-    beta1: Fraction = 0.9
+    beta1: BelowOne = 0.9
     """AdamW beta 1."""
-    beta2: Fraction = 0.95
+    beta2: BelowOne = 0.95
     """AdamW beta 2."""
     eps: PositiveFloat = 1e-8
     """AdamW epsilon."""

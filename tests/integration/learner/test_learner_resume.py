@@ -105,7 +105,7 @@ def test_a_rollback_reaches_back_to_a_checkpoint_of_another_world_size(tmp_path:
 
     def config(steps: int, max_kl: float) -> Config:
         guard = {"max_kl": max_kl, "patience": 1, "action": "rollback"}
-        return learner_config(tmp_path, model, run={"name": "two", "max_steps": steps}, guard=guard, checkpoint={"every": 9})
+        return learner_config(tmp_path, model, run={"name": "two", "max_steps": steps}, guard=guard, checkpoint={"every": 1})
 
     run_learner(config(2, 0.0), recorded, ranks=2)
     output = ended(start_process(learner_command(config(4, 1e-9), recorded)), 3)

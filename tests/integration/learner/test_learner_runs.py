@@ -82,15 +82,17 @@ def digest(folder: Path) -> str:
     return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
 
 
-def test_a_batch_that_is_not_finite_is_skipped_and_kept_for_a_look(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("zero_stage", "dtype"), [(3, "float32"), (2, "bfloat16"), (1, "bfloat16")])
+def test_a_batch_that_is_not_finite_is_skipped_and_kept_for_a_look(tmp_path: Path, zero_stage: int, dtype: str) -> None:
     start, recorded = model_folder(tmp_path / "start"), tmp_path / "recorded.groups"
     made = groups(4 * BATCH)
     made[BATCH] = with_changes(made[BATCH], lambda t: {"reward": 1e300 * t.reward})
     write_groups(recorded, made)
-    config = learner_config(tmp_path, start, algorithm={"advantage": "dr_grpo"})
+    sections = {"algorithm": {"advantage": "dr_grpo"}, "learner": {"zero_stage": zero_stage}, "model": {"dtype": dtype}}
+    config = learner_config(tmp_path, start, **sections)
     others = tmp_path / "others.groups"
     write_groups(others, made[:BATCH] + made[2 * BATCH :])
-    without = learner_config(tmp_path, start, run={"name": "without", "max_steps": 3}, algorithm={"advantage": "dr_grpo"})
+    without = learner_config(tmp_path, start, run={"name": "without", "max_steps": 3}, **sections)
     process = start_process(learner_command(without, others))
     run_learner(config, recorded)
     records = learner_records(config)

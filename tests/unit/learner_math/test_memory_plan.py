@@ -72,6 +72,17 @@ def test_critic_reference_and_buffers_are_counted() -> None:
     assert item(made, "critic optimizer").device_bytes == item(made, "policy optimizer").device_bytes
     assert item(made, "reference weights").device_bytes == QWEN_1_5B.parameters * 2 // 8
     assert made.host_bytes == 5 * GIB
+    elsewhere = plan(LearnerSection(offload_params="cpu"), reference=QWEN_1_5B)
+    assert item(elsewhere, "reference weights").device_bytes == QWEN_1_5B.parameters * 2 // 8
+    offloaded = plan(LearnerSection(offload_reference="cpu"), reference=QWEN_1_5B)
+    assert item(offloaded, "reference weights").host_bytes == QWEN_1_5B.parameters * 2 // 8
+
+
+def test_what_no_device_can_hold_whole_is_refused_however_many_ranks_share_it() -> None:
+    made = plan(ranks=64)
+    assert made.start_bytes == QWEN_1_5B.parameters * 2
+    with pytest.raises(EngineError, match="one whole copy of the weights must fit"):
+        made.check(made.start_bytes, 1000 * GIB)
 
 
 def test_a_configuration_decides_which_models_are_counted() -> None:
