@@ -15,8 +15,8 @@ import gc
 import math
 import os
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Awaitable, Sequence
+from typing import Any, TypeVar
 
 from async_search_rl.config.schema import Config
 from async_search_rl.errors import DeadlineError, EngineError
@@ -28,7 +28,9 @@ from rollouts.token_versions import TokenVersions
 
 EXTENSION = "rollouts.vllm_worker.WeightExtension"
 _DRAIN_TIMEOUT_S = 30.0
-_RPC_TIMEOUT_S = 600.0
+_ANSWER_TIMEOUT_S = 600.0
+
+_Answer = TypeVar("_Answer")
 
 
 class VllmEngine:
@@ -126,11 +128,11 @@ class VllmEngine:
         """
         start = time.monotonic()
         try:
-            await self._inner.pause_generation(mode="keep", clear_cache=False)
+            await _answered("pause", self._inner.pause_generation(mode="keep", clear_cache=False))
             await self._drain()
             await self._call("weights_commit")
             self._book.advance(version)
-            await self._inner.resume_generation()
+            await _answered("resume", self._inner.resume_generation())
         except Exception as error:
             self._broken = f"the swap to version {version} failed: {_one_line(error)}"
             raise EngineError(self._broken) from error
@@ -212,11 +214,20 @@ class VllmEngine:
 
     async def _call(self, method: str, *args: Any) -> list[Any]:
         """Run a method of the worker extension on every worker."""
-        try:
-            async with asyncio.timeout(_RPC_TIMEOUT_S):
-                return list(await self._inner.collective_rpc(method, args=args))
-        except TimeoutError as error:
-            raise DeadlineError(f"{method} must return from every worker within {_RPC_TIMEOUT_S} s") from error
+        return list(await _answered(method, self._inner.collective_rpc(method, args=args)))
+
+
+async def _answered(call: str, answer: Awaitable[_Answer]) -> _Answer:
+    """What the engine answers.
+
+    Raises:
+        DeadlineError: nothing in time.
+    """
+    try:
+        async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+            return await answer
+    except TimeoutError as error:
+        raise DeadlineError(f"the engine must answer {call} within {_ANSWER_TIMEOUT_S:g} s, it did not") from error
 
 
 def _one_line(error: BaseException) -> str:
