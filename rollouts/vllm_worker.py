@@ -6,6 +6,7 @@ worker goes on generating; only :meth:`WeightExtension.weights_commit` touches t
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -112,5 +113,6 @@ class WeightExtension:
 def _end_with(handle: int, core: int) -> None:
     select.select([handle], [], [])
     if core != os.getpid():
-        os.kill(core, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # another worker was faster
+            os.kill(core, signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
