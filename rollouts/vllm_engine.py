@@ -39,6 +39,7 @@ class VllmEngine:
     def __init__(self, inner: Any, actions: ActionFormat, config: Config, eos_id: int | None, version: int | None) -> None:
         self._inner = inner
         self._rollout = config.rollout
+        self._staging = config.weights.staging
         self._actions = actions
         self._eos_id = eos_id
         self._book = TokenVersions(version)
@@ -106,7 +107,7 @@ class VllmEngine:
 
     async def begin(self, offer: bytes) -> None:
         """Start to receive a publication (an encoded Offer) in every worker; generation goes on."""
-        await self._call("weights_begin", offer)
+        await self._call("weights_begin", offer, self._staging)
 
     async def begin_from(self, folder: str) -> None:
         """Start to read the weights of a model folder in every worker; generation goes on."""

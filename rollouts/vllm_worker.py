@@ -13,7 +13,7 @@ import signal
 import threading
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from async_search_rl.errors import WeightSyncError
 from async_search_rl.weights.device import device_name
@@ -77,10 +77,10 @@ class WeightExtension:
         """Name of this worker's device, as the weight sender knows it."""
         return device_name(self.device)  # type: ignore[attr-defined]
 
-    def weights_begin(self, offer: bytes) -> None:
-        """Start to receive the publication that ``offer`` (an encoded Offer) describes."""
+    def weights_begin(self, offer: bytes, staging: Literal["device", "host"]) -> None:
+        """Start to receive the publication that ``offer`` (an encoded Offer) describes, into ``staging`` (`weights.staging`)."""
         if self._weight_member is None:
-            self._weight_member = WeightMember(self.device)  # type: ignore[attr-defined]
+            self._weight_member = WeightMember(self.device, staging)  # type: ignore[attr-defined]
         self._weight_member.begin(offer, self.rank)  # type: ignore[attr-defined]
         self._weight_staging = self._weight_member
 

@@ -49,6 +49,8 @@ class WeightsSection(Section, frozen=True):
 
     transport: Literal["auto", "gloo", "nccl", "ipc"] = "auto"
     """`gloo` (CPU), `nccl` (between devices), `ipc` (one device); `auto` chooses by where the two sides are."""
+    staging: Literal["device", "host"] = "device"
+    """Where each engine worker has its buffer for all the weights it receives; a swap from `host` memory takes longer."""
     host: str = "127.0.0.1"
     """Address the learner's first rank binds for control and rendezvous."""
     port: Port = 0

@@ -83,3 +83,13 @@ def test_an_idle_engine_that_hangs_in_a_swap_is_dead_at_the_deadline(tokenizer, 
         assert engine.stats().updates == 0
 
     run(scenario)
+
+
+@pytest.mark.parametrize("staging", ["device", "host"])
+def test_workers_are_told_where_to_put_what_they_receive(tokenizer, staging):
+    async def scenario():
+        inner = Inner()
+        await wrapped(inner, tokenizer, weights={"staging": staging}).begin(b"offer")
+        assert inner.calls == [("weights_begin", b"offer", staging)]
+
+    run(scenario)
