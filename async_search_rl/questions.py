@@ -153,7 +153,7 @@ def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                     yield number, msgspec.json.decode(line, type=dict[str, Any])
     except OSError as error:
         raise DataError(f"cannot read the questions {path}: {error.strerror}") from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DataError(f"{path} row {number}: must be a JSON object, got {line[:80]!r} ({error})") from error
 
 

@@ -123,8 +123,8 @@ def _readable(message: str, tree: dict[str, Any]) -> str:
     if unknown:
         return f"unknown configuration key {'.'.join(p for p in (where, unknown.group(1)) if p)!r}"
     got: Any = tree
-    for part in where.split("."):
-        got = got.get(part) if isinstance(got, dict) else got
+    for part in re.findall(r"[^.\[\]]+", where):
+        got = got[int(part)] if isinstance(got, list) else got.get(part) if isinstance(got, dict) else got
     if text.startswith("Invalid enum value"):
         text = f"must be one of {', '.join(repr(choice) for choice in _choices(where))}"
     text = re.sub(r"^Expected ", "must be ", re.sub(r", got `\w+`$", "", text)).replace("`", "")

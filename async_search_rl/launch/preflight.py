@@ -50,7 +50,11 @@ def findings(config: Config) -> Iterator[Finding]:
 
 
 def has_chat_template(folder: Path) -> bool:
-    """Whether the tokenizer in ``folder`` has a chat template, in its own file or in its configuration."""
+    """Whether the tokenizer in ``folder`` has a chat template, in its own file or in its configuration.
+
+    Raises:
+        ValueError: the configuration is not JSON.
+    """
     if (folder / "chat_template.jinja").is_file() or (folder / "chat_template.json").is_file():
         return True
     path = folder / "tokenizer_config.json"
@@ -88,16 +92,22 @@ def _model(config: Config) -> Iterator[Finding]:
         return
     size = sum(path.stat().st_size for path in weights)
     yield Finding("model", "ok", f"{folder}: {kind}, {size / 1e6:,.0f} MB of weights")
+    yield _tokenizer(config, folder)
+
+
+def _tokenizer(config: Config, folder: Path) -> Finding:
     if not any((folder / name).is_file() for name in _TOKENIZERS):
-        yield Finding(
-            "tokenizer", "failure", f"model.path must hold a tokenizer ({' or '.join(_TOKENIZERS)}), got none in {str(folder)!r}"
-        )
-    elif config.data.prompt == "chat" and not has_chat_template(folder):
-        yield Finding(
+        wanted = " or ".join(_TOKENIZERS)
+        return Finding("tokenizer", "failure", f"model.path must hold a tokenizer ({wanted}), got none in {str(folder)!r}")
+    try:
+        has_template = has_chat_template(folder)
+    except ValueError as error:
+        return Finding("tokenizer", "failure", f"{folder / 'tokenizer_config.json'} must be JSON: {error}")
+    if config.data.prompt == "chat" and not has_template:
+        return Finding(
             "tokenizer", "failure", f"data.prompt = 'chat' needs a chat template, got a tokenizer without one in {str(folder)!r}"
         )
-    else:
-        yield Finding("tokenizer", "ok", "present" + (", with a chat template" if has_chat_template(folder) else ""))
+    return Finding("tokenizer", "ok", "present" + (", with a chat template" if has_template else ""))
 
 
 def _questions(config: Config) -> Iterator[Finding]:

@@ -41,6 +41,8 @@ def write(tmp_path: Path, text: str) -> Path:
         ("replay.url=localhost:80", "replay.url must be http://host:port, got 'localhost:80'"),
         ("replay.url=http://h:x", "replay.url must be http://host:port, got 'http://h:x'"),
         ("retrieval.url=http://a:1,b:2", "retrieval.url must be http://host:port, got 'b:2'"),
+        ('generator.devices=["a"]', "generator.devices[0] must be int, got 'a'"),
+        ("launch.learner_devices=[0, 1.5]", "launch.learner_devices[1] must be int, got 1.5"),
         ("seed=1", "--set takes section.key=value, got 'seed=1'"),
     ],
 )

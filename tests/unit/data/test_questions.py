@@ -84,6 +84,9 @@ def test_a_bad_row_is_refused_by_file_row_and_field(tmp_path, rows, message):
 def test_missing_and_damaged_files_are_named(tmp_path):
     with pytest.raises(DataError, match=r"cannot read the questions .*none.jsonl: No such file"):
         read_questions(tmp_path / "none.jsonl")
+    (tmp_path / "latin.jsonl").write_bytes('{"id": "1", "question": "Où ?", "answers": ["a"]}'.encode("latin-1"))
+    with pytest.raises(DataError, match=r"latin.jsonl row 1: must be a JSON object"):
+        read_questions(tmp_path / "latin.jsonl")
     pytest.importorskip("pyarrow")
     with pytest.raises(DataError, match="no such file"):
         read_questions(tmp_path / "none.parquet")

@@ -52,6 +52,13 @@ def test_a_missing_file_is_named(tree, tmp_path, file, message):
         require_startable(parse_config(tree))
 
 
+@pytest.mark.parametrize("damage", [b'{"chat_template": ', b'{"chat_template": "\xff"}'])
+def test_a_damaged_tokenizer_configuration_is_named(tree, tmp_path, damage):
+    (tmp_path / "model" / "tokenizer_config.json").write_bytes(damage)
+    with pytest.raises(ConfigError, match=r"model/tokenizer_config\.json must be JSON"):
+        require_startable(parse_config(tree))
+
+
 @pytest.mark.parametrize(
     ("section", "key", "message"),
     [
