@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
+import random
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -33,6 +36,12 @@ from search.schema import Passage
 REPLAY_URL_FILE = "replay.url"
 SEARCH_MARGIN_S = 5.0
 """Seconds beyond the client's own deadline after which the agent gives a search up."""
+_AUTOGROUP = Path("/proc/self/autogroup")
+_AUTOGROUP_TRIES = 30
+_AUTOGROUP_PAUSE_S = 0.1
+"""Linux takes one such write in this time, from all unprivileged processes together."""
+
+_log = logging.getLogger(__name__)
 
 
 async def generate(config: Config, name: str, index: int, ready: Callable[[], None] | None = None) -> str:
@@ -73,12 +82,26 @@ async def generate(config: Config, name: str, index: int, ready: Callable[[], No
 def yield_cores(niceness: int) -> None:
     """Let the other processes of this machine go first, the learner above all; the engine's processes inherit it.
 
-    Where Linux schedules each session as a group, a process is nice within its session only, so that the group is made so too.
+    Where Linux schedules each session as a group, a process is nice within its session only, so that the group is made so too,
+    unless the system forbids it, which is logged.
     """
     os.nice(niceness)
-    autogroup = Path("/proc/self/autogroup")
-    if niceness and autogroup.exists():
-        autogroup.write_text(str(niceness), encoding="ascii")
+    if niceness and _AUTOGROUP.exists():
+        try:
+            _set_group_niceness(niceness)
+        except OSError as error:
+            _log.warning("generator.niceness holds within this session only: %s cannot be written: %s", _AUTOGROUP, error.strerror)
+
+
+def _set_group_niceness(niceness: int) -> None:
+    for tries_left in reversed(range(_AUTOGROUP_TRIES)):
+        try:
+            _AUTOGROUP.write_text(str(niceness), encoding="ascii")
+            return
+        except BlockingIOError:
+            if not tries_left:
+                raise
+            time.sleep(_AUTOGROUP_PAUSE_S * random.uniform(1.0, 2.0))
 
 
 def check_actor(config: Config) -> None:
