@@ -89,7 +89,7 @@ _LEARNER = _rows(
     ("wait_s", "s", "wait for the batch"),
     ("train_s", "s", "advantages, packing, forward, backward and optimiser"),
     ("publish_stall_s", "s", "training stood still to stage the weights (the collective part)"),
-    ("publish_s", "s", "last finished broadcast, from staged to taken by all receivers"),
+    ("publish_s", "s", "last finished broadcast of weights, from the offers to the last bucket"),
     ("checkpoint_s", "s", "training stood still for a checkpoint"),
     ("step_s", "s", "whole step, waits included"),
     ("tokens_per_s", "tokens/s", "batch tokens over train_s"),
@@ -97,8 +97,8 @@ _LEARNER = _rows(
     ("mfu", "share", "model FLOPs utilisation; absent on an unknown device"),
     ("device_memory_bytes", "bytes", "high-water mark of device memory"),
     ("host_memory_bytes", "bytes", "high-water mark of resident host memory"),
-    ("publications", "publications", "weight publications finished since this start"),
-    ("publications_aborted", "publications", "weight publications that missed their deadline since this start"),
+    ("publications", "publications", "broadcasts of weights finished since this start, one for each group of receivers"),
+    ("publications_aborted", "publications", "broadcasts of weights broken off since this start, for whatever reason"),
 )
 
 _ACTOR = _rows(
