@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from async_search_rl.config.schema import Config
-from async_search_rl.errors import ConfigError, DeadlineError, EngineError
+from async_search_rl.errors import DeadlineError, EngineError
+from async_search_rl.files import writable
 from async_search_rl.http import stop_signal
 from async_search_rl.launch.process import LocalProcess, Piece, meaningful_line, tail
 from async_search_rl.launch.supervise import RestartBudget
@@ -62,7 +63,8 @@ async def supervise(config: Config, command: Command) -> None:
         DeadlineError: a generator was not ready in time; all others were stopped.
     """
     check_actor(config)
-    await asyncio.to_thread(_make_logs, config.run.folder / "logs")
+    with writable(config.run.folder / "logs"):
+        pass
     stop = stop_signal()
     with tempfile.TemporaryDirectory(prefix="actor-") as folder:
         generators = _plan(config, command, Path(folder))
@@ -74,13 +76,6 @@ async def supervise(config: Config, command: Command) -> None:
                     await asyncio.wait_for(stop.wait(), _POLL_S)
         finally:
             await _end(generators, config.launch.stop_timeout_s)
-
-
-def _make_logs(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"run.dir and run.name must be a folder that can be written, got {folder}: {error.strerror}") from error
 
 
 def _plan(config: Config, command: Command, folder: Path) -> list[_Generator]:

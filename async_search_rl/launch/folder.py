@@ -10,6 +10,7 @@ from pathlib import Path
 
 from async_search_rl.config import Config
 from async_search_rl.errors import ConfigError, RunStoppedError
+from async_search_rl.files import writable
 
 _OURS = {".lock", "logs"}
 
@@ -19,12 +20,12 @@ def claimed(config: Config) -> Iterator[Path]:
     """The run's folder, made if need be, for this process alone inside the block.
 
     Raises:
-        ConfigError: another launch uses it, or `run.resume` is `never` and it has been used.
+        ConfigError: it cannot be written, another launch uses it, or `run.resume` is `never` and it has been used.
         RunStoppedError: the run in it has finished and `run.max_steps` asks for no more.
     """
-    folder = config.run.folder
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("a") as lock:
+    with writable(config.run.folder) as folder:
+        lock = (folder / ".lock").open("a")
+    with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

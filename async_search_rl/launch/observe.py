@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from pathlib import Path
 
 import aiohttp
 
@@ -14,13 +13,6 @@ from async_search_rl.replay.schema import Status
 
 _STATUS_MAX_BYTES = 16 << 20
 _UNREACHABLE = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, asyncio.TimeoutError)
-
-
-def announced(path: Path) -> str | None:
-    """The address that a service wrote to ``path``; ``None`` before."""
-    with contextlib.suppress(FileNotFoundError):
-        return path.read_text(encoding="ascii").strip() or None
-    return None
 
 
 async def answers(session: aiohttp.ClientSession, url: str) -> bool:

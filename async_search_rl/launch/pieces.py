@@ -15,7 +15,7 @@ import msgspec
 
 from async_search_rl.config import Config, to_toml
 from async_search_rl.errors import ConfigError
-from async_search_rl.files import write_whole
+from async_search_rl.files import writable, write_whole
 from async_search_rl.http import is_loopback
 from async_search_rl.launch.process import Piece
 
@@ -32,10 +32,14 @@ def config_path(config: Config) -> Path:
 
 
 def write_config(config: Config) -> None:
-    """Write the effective configuration, whole or not at all."""
+    """Write the effective configuration, whole or not at all.
+
+    Raises:
+        ConfigError: the run's folder cannot be written.
+    """
     path = config_path(config)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, to_toml(config).encode())
+    with writable(path.parent):
+        write_whole(path, to_toml(config).encode())
 
 
 def with_service(config: Config, section: str, url: str) -> Config:

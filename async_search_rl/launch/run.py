@@ -19,7 +19,7 @@ from rich.console import Console
 
 from async_search_rl.config import Config
 from async_search_rl.errors import RunStoppedError, SearchRLError
-from async_search_rl.http import client_session, read_token
+from async_search_rl.http import announced_url, client_session, read_token
 from async_search_rl.json_lines import JsonLines, JsonLinesTail, surviving_steps
 from async_search_rl.launch import observe, pieces
 from async_search_rl.launch.local import LocalStarter
@@ -168,11 +168,11 @@ class Launch:
 
     async def _service(self, name: str, path: str) -> str:
         async def is_ready() -> bool:
-            url = observe.announced(self._folder / f"{name}.url")
+            url = announced_url(self._folder / f"{name}.url")
             return url is not None and await observe.answers(self._session, url + path)
 
         await self._members.await_ready(name, is_ready)
-        url = observe.announced(self._folder / f"{name}.url")
+        url = announced_url(self._folder / f"{name}.url")
         assert url is not None, "a ready service has announced its address"
         return url
 

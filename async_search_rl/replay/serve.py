@@ -13,6 +13,7 @@ from pathlib import Path
 
 from async_search_rl.config import Config
 from async_search_rl.errors import ConfigError
+from async_search_rl.files import writable
 from async_search_rl.http import announce, listening, make_app, read_token, require_safe_bind, stop_signal
 from async_search_rl.questions import read_questions
 from async_search_rl.replay.core import Core, identity_of
@@ -98,11 +99,8 @@ def _is_free(port: int) -> bool:
 
 @contextlib.contextmanager
 def _only_user_of(folder: Path) -> Iterator[None]:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
+    with writable(folder):
         descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        raise ConfigError(f"run.dir and run.name must be a folder that can be written, got {folder}: {error.strerror}") from error
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

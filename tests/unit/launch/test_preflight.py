@@ -104,6 +104,25 @@ def test_two_launches_cannot_share_a_folder(tree):
         pass
 
 
+def test_a_run_folder_that_cannot_be_written_is_named(tree, tmp_path):
+    tree["run"]["dir"] = str(tmp_path / "train.jsonl")
+    config, refused = (
+        parse_config(tree),
+        r"run\.dir and run\.name must be a folder that can be written, got .*train\.jsonl/run: Not a",
+    )
+    with pytest.raises(ConfigError, match=refused), claimed(config):
+        pass
+    with pytest.raises(ConfigError, match=refused):
+        pieces.write_config(config)
+
+
+def test_a_lock_that_cannot_be_made_is_named_too(tree):
+    config = parse_config(tree)
+    (config.run.folder / ".lock").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="must be a folder that can be written"), claimed(config):
+        pass
+
+
 def test_a_used_folder_is_refused_with_resume_never(tree):
     tree["run"]["resume"] = "never"
     config = parse_config(tree)
