@@ -17,7 +17,7 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +141,24 @@ def announce(path: Path, url: str) -> None:
     """Write ``url`` as one line to ``path``, whole or not at all; readers poll for the file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, f"{url}\n".encode("ascii"))
+
+
+def announced_url(path: Path) -> str | None:
+    """The address that a service announced in ``path``; ``None`` before."""
+    with suppress(FileNotFoundError):
+        return path.read_text(encoding="ascii").strip() or None
+    return None
+
+
+def port_is_free(host: str, port: int) -> bool:
+    """Whether ``host:port`` can be bound now."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except (OSError, OverflowError):
+            return False
+    return True
 
 
 def stop_signal() -> asyncio.Event:

@@ -20,6 +20,7 @@ import msgspec
 
 from async_search_rl.config.schema import Config
 from async_search_rl.errors import ConfigError, DataError, DeadlineError, EngineError, ServiceError, WeightSyncError
+from async_search_rl.http import announced_url
 from async_search_rl.launch import pieces
 from async_search_rl.launch.process import LocalProcess
 from async_search_rl.questions import Question, read_questions
@@ -27,7 +28,7 @@ from async_search_rl.trajectory import Trajectory
 from async_search_rl.version import PolicyVersion
 from rollouts.agent import Agent
 from rollouts.episode import Episode, refused
-from rollouts.generator import check_model, engine_seed, make_agent, read_url
+from rollouts.generator import check_model, engine_seed, make_agent
 from rollouts.prompts import Prompts
 from rollouts.protocol import make_actions
 from rollouts.supervisor import ended
@@ -182,8 +183,8 @@ async def retrieval(config: Config) -> AsyncIterator[Config]:
 async def _announced(process: LocalProcess, path: Path, timeout_s: float) -> str:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
-        url = read_url(path)
-        if url:
+        url = announced_url(path)
+        if url is not None:
             return url
         if process.poll() is not None:
             raise EngineError(f"the search service could not start: {process.error_line()}")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from async_search_rl.config.schema import Config
 from async_search_rl.errors import ConfigError, DataError
-from async_search_rl.http import read_token, stop_signal
+from async_search_rl.http import announced_url, read_token, stop_signal
 from async_search_rl.questions import Message
 from async_search_rl.replay.client import ReplayClient
 from async_search_rl.weights.receiver import WeightReceiver
@@ -165,15 +165,10 @@ def replay_url(config: Config) -> str:
     if config.replay.url:
         return config.replay.url
     announced = config.run.folder / REPLAY_URL_FILE
-    url = read_url(announced)
+    url = announced_url(announced)
     if url is None:
         raise ConfigError(f"replay.url must be set, or {announced} be written by a running replay service; got neither")
     return url
-
-
-def read_url(announced: Path) -> str | None:
-    """The address that a service wrote to the file ``announced``; ``None`` where there is none."""
-    return announced.read_text(encoding="ascii").strip() if announced.is_file() else None
 
 
 def _observations(config: Config, tokenizer: Tokenizer) -> Observations:
