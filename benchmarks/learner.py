@@ -14,26 +14,21 @@ persistence, ``*_compiled`` has compiled blocks. ``ratio`` is tokens/s over ``pl
 from __future__ import annotations
 
 import argparse
-import cProfile
 import gc
-import pstats
 import statistics
 import sys
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
-from torch.nn import functional
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from async_search_rl.config.learner import LearnerSection, OptimizerSection  # noqa: E402
 from benchmarks.common import alternating, machine, write_json  # noqa: E402
+from benchmarks.learner_costs import Cost, measure_logits, measure_padded, measured, profile  # noqa: E402
 from benchmarks.learner_models import (  # noqa: E402
     SHAPES,
     PlainLoop,
@@ -41,13 +36,11 @@ from benchmarks.learner_models import (  # noqa: E402
     make_micro_batches,
     make_model,
     micro_loss,
-    padded_rows,
 )
 from learner.batch import Batch, MicroBatch  # noqa: E402
 from learner.deepspeed_engine import Engine  # noqa: E402
 from learner.flops import ModelShape, peak_flops, training_flops  # noqa: E402
 from learner.loading import block_classes  # noqa: E402
-from learner.logprobs import chunked_logprobs  # noqa: E402
 from learner.policy import PackedPolicy  # noqa: E402
 from learner.ranks import Ranks, join_ranks  # noqa: E402
 
@@ -58,7 +51,6 @@ ONE_AT_A_TIME_ABOVE = 500_000_000
 """Parameters of a model of which only one loop is in memory at a time."""
 LARGE_TENSOR = 1_000_000
 """Elements that no tensor of a batch has."""
-GIB = 2**30
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -85,7 +77,7 @@ def main() -> None:
     ranks = join_ranks(600.0)
     result: dict[str, Any] = {"machine": machine(), "threads": torch.get_num_threads(), "shapes": {}}
     if not options.no_logits:
-        result["logits"] = measure_logits(options, ranks.device)
+        result["logits"] = measure_logits(options.logits_tokens, options.logits_vocab, ranks.device)
         print("logits", result["logits"], flush=True)
     for shape in options.shape:
         measure_shape(shape, options, ranks, result)
@@ -130,7 +122,7 @@ def measure_shape(shape: str, options: argparse.Namespace, ranks: Ranks, whole_r
             result["padded"] = measure_padded(loops["plain"], batch, micro_batches, device)
             print("  packing        ", result["padded"], flush=True)
         for name in (name for name in loops if options.profile and name != "zero3_stock"):
-            result[f"profile_{name}"] = profile(loops[name], batch, micro_batches)
+            result[f"profile_{name}"] = profile(lambda loop=loops[name]: train_step(loop, batch, micro_batches))  # type: ignore[misc]
             for place, lines in result[f"profile_{name}"].items():
                 print(f"  profile of {name}, {place}:", *lines, sep="\n    ", flush=True)
         if options.json:
@@ -209,125 +201,6 @@ def train_step(loop: Any, batch: Batch, micro_batches: list[MicroBatch]) -> None
         logprobs = loop(micro.input_ids_T, micro.layout, micro.positions_N)
         loop.backward(micro_loss(batch, micro, logprobs), last=index == len(micro_batches) - 1)
     loop.step(1e-6)
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What a piece of work took."""
-
-    seconds: float
-    """Wall time, the device's work included."""
-    host_s: float
-    """Processor seconds of this process, which other processes on a busy machine disturb less."""
-    peak_gib: float
-    """Device memory beyond what was held before."""
-
-
-def measured(work: Callable[[], Any], device: torch.device) -> Cost:
-    """Do ``work`` and say what it took."""
-    cuda = device.type == "cuda"
-    before = 0
-    if cuda:
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-    began, host_began = time.perf_counter(), time.process_time()
-    work()
-    if cuda:
-        torch.cuda.synchronize(device)
-    peak = (torch.cuda.max_memory_allocated(device) - before) / GIB if cuda else 0.0
-    return Cost(time.perf_counter() - began, time.process_time() - host_began, peak)
-
-
-def measure_padded(loop: PlainLoop, batch: Batch, micro_batches: list[MicroBatch], device: torch.device) -> dict[str, Any]:
-    """Forward and backward over packed rows and over padded ones with the same number of slots, in the plain loop."""
-    slots = max(sum(micro.layout.lengths) for micro in micro_batches)
-    rows = padded_rows(batch, slots, device)
-    model = loop.module.model
-
-    def packed() -> None:
-        for micro in micro_batches:
-            loop(micro.input_ids_T, micro.layout, micro.positions_N)[0].sum().backward()
-        loop.module.zero_grad()
-
-    def padded() -> None:
-        model.set_attn_implementation("sdpa")
-        for ids_BT, members in rows:
-            mask_BT = torch.arange(ids_BT.shape[1])[None] < torch.from_numpy(batch.lengths_S[list(members)])[:, None]
-            hidden_BTd = model.get_decoder()(input_ids=ids_BT, attention_mask=mask_BT.long().to(device)).last_hidden_state
-            picked = torch.zeros(ids_BT.shape, dtype=torch.bool)
-            for row, i in enumerate(members):
-                picked[row, : batch.lengths_S[i]] = torch.from_numpy(batch.trajectories[i].loss_mask.copy())
-            hidden_Nd = hidden_BTd[:, :-1][picked[:, 1:].to(device)]
-            targets_N = ids_BT[:, 1:][picked[:, 1:].to(device)]
-            model.get_output_embeddings()(hidden_Nd, targets_N)[0].sum().backward()
-        loop.module.zero_grad()
-        model.set_attn_implementation(f"packed_{loop.module.attention}")
-
-    seconds: dict[str, list[float]] = {"packed": [], "padded": []}
-    for _, name in alternating(["packed", "padded"], 4):
-        seconds[name].append(measured(packed if name == "packed" else padded, device).seconds)
-    speeds = {name: batch.tokens / min(took[1:]) for name, took in seconds.items()}
-    used = batch.tokens / sum(ids.numel() for ids, _ in rows)
-    return {
-        "packed_tokens_per_s": round(speeds["packed"]),
-        "padded_tokens_per_s": round(speeds["padded"]),
-        "ratio": round(speeds["packed"] / speeds["padded"], 3),
-        "padding_when_padded": round(1 - used, 4),
-    }
-
-
-def measure_logits(options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
-    """Log-probabilities and their gradient, by chunks and with the whole [tokens, vocabulary] matrix: seconds and peak memory."""
-    cuda = device.type == "cuda"
-    tokens = options.logits_tokens or (32768 if cuda else 2048)
-    vocabulary = options.logits_vocab or (151936 if cuda else 4096)
-    hidden, dtype = (1536, torch.bfloat16) if cuda else (128, torch.float32)
-    torch.manual_seed(0)
-    states_Nd = torch.randn(tokens, hidden, device=device, dtype=dtype, requires_grad=True)
-    weight_Vd = (0.02 * torch.randn(vocabulary, hidden, device=device)).to(dtype).requires_grad_()
-    targets_N = torch.randint(vocabulary, (tokens,), device=device)
-
-    def chunked() -> None:
-        chunked_logprobs(states_Nd, weight_Vd, targets_N)[0].sum().backward()  # type: ignore[no-untyped-call]
-
-    def whole() -> None:
-        logits_NV = functional.linear(states_Nd, weight_Vd).float()
-        torch.log_softmax(logits_NV, -1).gather(-1, targets_N[:, None]).sum().backward()  # type: ignore[no-untyped-call]
-
-    result: dict[str, Any] = {"tokens": tokens, "vocabulary": vocabulary, "hidden": hidden}
-    for name, work in (("chunked", chunked), ("whole", whole)):
-        costs = []
-        for _ in range(4):
-            states_Nd.grad = weight_Vd.grad = None
-            costs.append(measured(work, device))
-        fastest = min(costs[1:], key=lambda cost: cost.seconds)
-        result[name] = {"seconds": round(fastest.seconds, 4), "peak_gib": round(fastest.peak_gib, 3) if cuda else None}
-    return result
-
-
-def profile(loop: Any, batch: Batch, micro_batches: list[MicroBatch]) -> dict[str, list[str]]:
-    """Where two steps' time goes: functions of the host by their own seconds, kernels of the device by share."""
-    profiler = cProfile.Profile()
-    profiler.enable()
-    for _ in range(2):
-        train_step(loop, batch, micro_batches)
-    profiler.disable()
-    rows = sorted(pstats.Stats(profiler).stats.items(), key=lambda item: -item[1][2])[:20]  # type: ignore[attr-defined]
-    host = [f"{own:.3f} s {calls} {Path(file).name}:{line} {function}" for (file, line, function), (_, calls, own, _, _) in rows]
-    if not torch.cuda.is_available():
-        return {"host": host, "device": []}
-    torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as traced:
-        began = time.perf_counter()
-        for _ in range(2):
-            train_step(loop, batch, micro_batches)
-        torch.cuda.synchronize()
-        wall_us = (time.perf_counter() - began) * 1e6
-    kernels = sorted(traced.key_averages(), key=lambda row: -row.self_device_time_total)
-    busy = sum(row.self_device_time_total for row in kernels) / wall_us
-    shares = [f"{100 * row.self_device_time_total / wall_us:.1f}% {row.count} {row.key[:110]}" for row in kernels[:18]]
-    return {"host": host, "device": [f"{100 * busy:.1f}% of {wall_us / 1e6:.3f} s busy", *shares]}
 
 
 def show(shape: str, found: dict[str, Any], names: list[str]) -> None:
