@@ -13,7 +13,6 @@ import functools
 import logging
 import os
 import signal
-import socket
 import sys
 import urllib.parse
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ from aiohttp import web
 
 from async_search_rl.config import Config
 from async_search_rl.errors import SchemaError, ServiceError
-from async_search_rl.http import OverloadedError, announce, listening, make_app, read_token, stop_signal
+from async_search_rl.http import OverloadedError, announce, listening, make_app, port_is_free, read_token, stop_signal
 from async_search_rl.metrics import prometheus_text
 from search.backends import open_backend
 from search.engine import Hits, Retriever
@@ -146,13 +145,7 @@ def _withdraw(announced: Path, host: str) -> int:
         port = urllib.parse.urlsplit(aside.read_text(encoding="ascii").strip()).port or 0
     except (OSError, ValueError):
         return 0
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return 0
-    return port
+    return port if port_is_free(host, port) else 0
 
 
 def _reload_on_hangup(retriever: Retriever, running: set[asyncio.Task[None]]) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Literal
 
 from async_search_rl.config import Config
 from async_search_rl.errors import ConfigError
+from async_search_rl.http import port_is_free
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _LOCAL_BACKENDS = ("auto", "bm25", "tantivy", "rank_bm25", "dense", "hybrid")
@@ -59,18 +59,6 @@ def has_chat_template(folder: Path) -> bool:
         return True
     path = folder / "tokenizer_config.json"
     return path.is_file() and bool(_json(path).get("chat_template"))
-
-
-def port_is_free(host: str, port: int) -> bool:
-    """Whether ``host:port`` can be bound now."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-    return True
 
 
 def _model(config: Config) -> Iterator[Finding]:

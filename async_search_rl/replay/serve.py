@@ -7,14 +7,13 @@ import contextlib
 import fcntl
 import os
 import re
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 from async_search_rl.config import Config
 from async_search_rl.errors import ConfigError
 from async_search_rl.files import writable
-from async_search_rl.http import announce, listening, make_app, read_token, require_safe_bind, stop_signal
+from async_search_rl.http import announce, listening, make_app, port_is_free, read_token, require_safe_bind, stop_signal
 from async_search_rl.questions import read_questions
 from async_search_rl.replay.core import Core, identity_of
 from async_search_rl.replay.journal import Journal
@@ -67,7 +66,7 @@ async def _serve(core: Core, journal: Journal, folder: Path, token: str | None) 
     app = make_app(token, (replay.max_group_mib << 20) + MESSAGE_OVERHEAD_BYTES)
     service.add_routes(app)
     stop = stop_signal()
-    async with listening(app, replay.host, _port(replay.port, folder), token, _STOP_TIMEOUT_S) as url:
+    async with listening(app, replay.host, _port(replay.host, replay.port, folder), token, _STOP_TIMEOUT_S) as url:
         announce(folder / URL_FILE, url)
         try:
             while not stop.is_set():
@@ -78,23 +77,13 @@ async def _serve(core: Core, journal: Journal, folder: Path, token: str | None) 
             service.close()
 
 
-def _port(configured: int, folder: Path) -> int:
+def _port(host: str, configured: int, folder: Path) -> int:
     """The port to bind: where any will do, the one announced before a restart if it is still free, so that clients find it."""
     before = folder / URL_FILE
     if configured or not before.exists():
         return configured
     port = before.read_text(encoding="ascii", errors="replace").strip().rpartition(":")[2]
-    return int(port) if re.fullmatch("[0-9]{1,5}", port) and _is_free(int(port)) else 0
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except (OSError, OverflowError):
-            return False
-    return True
+    return int(port) if re.fullmatch("[0-9]{1,5}", port) and port_is_free(host, int(port)) else 0
 
 
 @contextlib.contextmanager

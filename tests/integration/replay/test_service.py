@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import socket
 from collections import Counter
 
 import aiohttp
@@ -242,6 +243,20 @@ def test_an_unusable_address_that_a_run_left_behind_is_replaced(replay, left):
     process.folder.mkdir()
     (process.folder / "replay.url").write_bytes(left)
     assert process.start().startswith("http://127.0.0.1:")
+    assert process.stop() == 0
+
+
+def test_a_port_that_is_taken_at_the_services_own_address_is_not_asked_for_again(replay):
+    process = replay(replay={"host": "127.0.0.2"})
+    process.folder.mkdir()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.2", 0))
+        taken.listen()
+        last = f"http://127.0.0.2:{taken.getsockname()[1]}"
+        (process.folder / "replay.url").write_text(last)
+        url = process.start()
+    assert url.startswith("http://127.0.0.2:")
+    assert url != last
     assert process.stop() == 0
 
 

@@ -7,9 +7,10 @@ import pytest
 
 from async_search_rl.config import parse_config
 from async_search_rl.errors import ConfigError, RunStoppedError
+from async_search_rl.http import port_is_free
 from async_search_rl.launch import pieces
 from async_search_rl.launch.folder import claimed
-from async_search_rl.launch.preflight import findings, port_is_free, require_startable
+from async_search_rl.launch.preflight import findings, require_startable
 
 
 @pytest.fixture
@@ -96,6 +97,17 @@ def test_a_busy_port_is_named_and_a_port_given_twice_too(tree):
     tree["weights"] = {"port": port}
     with pytest.raises(ConfigError, match=r"must differ"):
         require_startable(parse_config(tree))
+
+
+def test_a_port_is_free_or_not_of_one_address():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.2", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert not port_is_free("127.0.0.2", port)
+        assert port_is_free("127.0.0.1", port)
+    assert port_is_free("127.0.0.2", port)
+    assert not port_is_free("127.0.0.1", 65536)
 
 
 def test_two_launches_cannot_share_a_folder(tree):
