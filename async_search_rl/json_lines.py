@@ -30,9 +30,15 @@ class JsonLines:
             self._file.write(b"\n")
 
     def write(self, values: Mapping[str, Any]) -> None:
-        """Append ``values`` (numbers, strings, lists and maps of these)."""
+        """Append ``values`` (numbers, strings, lists and maps of these).
+
+        Raises:
+            OSError: the disk refused the line or a part of it.
+        """
         line = json.dumps(_finite({"time": round(time.time(), 3), **values}), ensure_ascii=False, allow_nan=False)
-        self._file.write(line.encode() + b"\n")
+        left = memoryview(line.encode() + b"\n")
+        while left:
+            left = left[self._file.write(left) :]
 
     def close(self) -> None:
         """Close the file; further writes raise ValueError."""

@@ -32,7 +32,7 @@ def serve(config: Config) -> None:
             run; the message names the key.
         DataError: a question file cannot be used.
         LogCorruptError: the log is damaged.
-        OverloadedError: the log cannot be written any more.
+        OverloadedError: the log, or the files of an evaluation, cannot be written any more.
     """
     token = read_token(config.security)
     require_safe_bind(config.replay.host, token)

@@ -22,6 +22,7 @@ from async_search_rl.replay.actor_side import ActorSide
 from async_search_rl.replay.bell import Bell
 from async_search_rl.replay.buffer import Batch
 from async_search_rl.replay.core import Core
+from async_search_rl.replay.evaluation import Round
 from async_search_rl.replay.facts import digest_of, facts_of
 from async_search_rl.replay.journal import Journal
 from async_search_rl.replay.learner_side import LearnerSide
@@ -32,6 +33,7 @@ from async_search_rl.replay.schema import (
     AcknowledgeRequest,
     CutReply,
     CutRequest,
+    EvaluationResult,
     FinishReply,
     FinishRequest,
     LeaseReply,
@@ -94,7 +96,11 @@ class ReplayService:
         self._ring()
 
     async def tick(self) -> None:
-        """What time alone brings about: leases that run out, rounds that are over. Call it about every second."""
+        """What time alone brings about: leases that run out, rounds that are over. Call it about every second.
+
+        Raises:
+            OverloadedError: the disk refused, and the service must end.
+        """
         if self._actors.expire(self._clock()):
             self._ring()
         if self._rounds.open_if_due(self._clock()):
@@ -219,9 +225,20 @@ class ReplayService:
                 continue
             result = self._rounds.result(now)
             if result is not None:
-                self._outcomes.write(result, finished, self._journal.read_group)
+                self._keep(result, finished)
             self._rounds.close(result, now)
             self._ring()
+
+    def _keep(self, result: EvaluationResult, finished: Round) -> None:
+        """Write the files of a finished round.
+
+        Raises:
+            OverloadedError: the disk refused. The round stays open, so that the service can conclude it when it is started again.
+        """
+        try:
+            self._outcomes.write(result, finished, self._journal.read_group)
+        except OSError as error:
+            raise OverloadedError(f"the evaluation files cannot be written: {error.strerror}") from error
 
     async def _poll(self, bell: Bell, look: Callable[[], T | None], wait_s: float) -> T | None:
         """What ``look`` finds, looked for again at every ring, for at most ``wait_s`` seconds."""

@@ -1,6 +1,7 @@
 """kill -9 of the replay service: what it answered is kept, what it did not is asked again and answered the same."""
 
 import asyncio
+import json
 
 import pytest
 
@@ -131,6 +132,36 @@ def test_a_full_disk_ends_the_service_and_loses_nothing(replay, encoded_group, c
 
     asyncio.run(go())
     assert "the trajectory log cannot be written: File too large" in capfd.readouterr().err
+
+
+def test_an_evaluation_whose_files_cannot_be_written_ends_the_service_and_is_kept_after_all(replay, encoded_group, tmp_path, capfd):
+    process = replay(data={"eval": str(tmp_path / "eval.jsonl")})
+    url = process.start()
+    in_the_way = process.folder / "evaluations.jsonl"
+    in_the_way.mkdir()
+
+    async def go():
+        async with ReplayClient(url) as client:
+            await client.start(StartRequest(run="r", step=0, cut=0, weights_url="w"))
+            await client.publish(PublishRequest(incarnation=1, step=0, cut=0))
+            asked = LeaseRequest(actor="a", running=[], want=0, want_evaluations=4, wait_s=1.0, version=1 << 32)
+            tickets = (await client.lease(asked)).tickets
+            puts = [client.put(PutRequest(actor="a", group=encoded_group(ticket))) for ticket in tickets]
+            waiting = [asyncio.create_task(put) for put in puts]
+            assert await asyncio.to_thread(process.wait) == 1
+            in_the_way.rmdir()
+            await asyncio.to_thread(process.start)
+            async with asyncio.timeout(30):
+                assert [reply.result for reply in await asyncio.gather(*waiting)] == ["evaluated"] * 4
+                while not (results := (await client.status()).evaluations):
+                    pass
+            return results
+
+    (result,) = asyncio.run(go())
+    assert result.questions == 4
+    (line,) = in_the_way.read_text().splitlines()
+    assert json.loads(line)["questions"] == 4
+    assert capfd.readouterr().err.splitlines() == ["replay: the evaluation files cannot be written: Is a directory"]
 
 
 def test_a_polite_stop_does_not_wait_for_long_polls(replay):

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import resource
 
 import pytest
 
@@ -37,6 +38,22 @@ def test_lines_survive_a_writer_that_was_killed_in_the_middle_of_one(tmp_path):
     assert rows[1]["loss"] is None
     assert rows[1]["parts"] == {"a": None, "b": [1.0]}
     assert all(row["time"] > 1e9 for row in rows)
+
+
+def test_a_half_written_line_is_an_error_and_does_not_spoil_the_next_one(tmp_path):
+    path = tmp_path / "m.jsonl"
+    with JsonLines(path) as writer:
+        writer.write({"a": 1})
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 9, hard))
+        try:
+            with pytest.raises(OSError, match="File too large"):
+                writer.write({"a": 2})
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with JsonLines(path) as writer:
+        writer.write({"a": 3})
+    assert [row["a"] for row in read_json_lines(path)] == [1, 3]
 
 
 def test_each_line_can_be_read_while_the_file_is_open(tmp_path):
