@@ -39,6 +39,11 @@ async def status(session: aiohttp.ClientSession, replay_url: str) -> Status | No
         return None
 
 
+def nodes(status: Status) -> int:
+    """On how many nodes actors are live. `bin/actor` names the generators of its node NODE-0, NODE-1, and so on."""
+    return len({actor.actor.rpartition("-")[0] for actor in status.actors})
+
+
 async def search_metrics(session: aiohttp.ClientSession, search_url: str) -> dict[str, float]:
     """The search service's own metrics, by name without their prefix; empty while it does not answer or has none."""
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from itertools import pairwise
@@ -195,13 +196,17 @@ def _search_spans(timeline: Rows) -> Iterator[tuple[float, float, float, str]]:
 
 
 def _learner_spans(timeline: Rows, learner: Rows) -> Iterator[tuple[float, float, float, str]]:
-    """A step's wait and its work, as long as they were, ending when the record was written."""
-    offset = timeline[0]["time"] - timeline[0]["t"]
+    """A step's wait and its work, as long as they were, ending when the record was written.
+
+    Which that is in the run's seconds says the last sample before it: each launch has its own distance to the time of day.
+    """
+    times = [row["time"] for row in timeline]
     stride = max(1, len(learner) // (2 * _STRIP_CELLS))
     for row in learner[::stride]:
         if not row.get("step_s"):
             continue
-        end = row["time"] - offset
+        sample = timeline[max(0, bisect_right(times, row["time"]) - 1)]
+        end = row["time"] - sample["time"] + sample["t"]
         start = end - row["step_s"]
         worked_from = start + (row.get("wait_s") or 0.0)
         if worked_from > start:

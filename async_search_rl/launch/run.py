@@ -20,7 +20,7 @@ from rich.console import Console
 from async_search_rl.config import Config
 from async_search_rl.errors import RunStoppedError, SearchRLError
 from async_search_rl.http import announced_url, client_session, read_token
-from async_search_rl.json_lines import JsonLines, JsonLinesTail, surviving_steps
+from async_search_rl.json_lines import JsonLines, JsonLinesTail, read_json_lines, surviving_steps
 from async_search_rl.launch import observe, pieces
 from async_search_rl.launch.local import LocalStarter
 from async_search_rl.launch.report import RunReport, write_report
@@ -93,9 +93,11 @@ class Launch:
         self._learner_file = JsonLinesTail(self._folder / "metrics" / "learner.jsonl")
         self._learner_steps = surviving_steps(self._learner_file.new())
         self._notes: deque[str] = deque(maxlen=3)
-        self._progress_at = self._sampled_at = time.monotonic()
+        self._progress_at = self._sampled_at = self._written_at = time.monotonic()
         self._phase = "starting"
-        self._timeline = JsonLines(self._folder / "metrics" / "timeline.jsonl")
+        timeline = self._folder / "metrics" / "timeline.jsonl"
+        self._recorded_s = max((row.get("t", 0.0) for row in read_json_lines(timeline)), default=0.0)
+        self._timeline = JsonLines(timeline)
         self._as_asked = config
 
     async def start_services(self) -> None:
@@ -177,11 +179,9 @@ class Launch:
         return url
 
     async def _observe(self, *, now: bool = False) -> None:
-        """Take a sample if it is time to, or ``now``."""
+        """Take a sample if it is time to, or ``now``. In the file they grow sparser, and go on where an earlier launch ended."""
         at = time.monotonic()
-        elapsed_s = at - self._started_at
-        every_s = max(_SAMPLE_S, elapsed_s / _SAMPLES_BEFORE_THINNING)
-        if not now and at - self._sampled_at < every_s:
+        if not now and at - self._sampled_at < _SAMPLE_S:
             return
         self._sampled_at = at
         status = await observe.status(self._session, self._config.replay.url)
@@ -190,9 +190,12 @@ class Launch:
         url = self._config.retrieval.url.partition(",")[0]
         search = await observe.search_metrics(self._session, url) if url else {}
         self._take(status, at)
-        row = sample(elapsed_s, status, search, self._members.cpu_s())
+        t_s = self._recorded_s + at - self._started_at
+        row = sample(t_s, status, search, self._members.cpu_s())
         self._recent.append(row)
-        self._timeline.write(row)
+        if now or at - self._written_at >= t_s / _SAMPLES_BEFORE_THINNING:
+            self._timeline.write(row)
+            self._written_at = at
 
     def _take(self, status: Status, at: float) -> None:
         """Remember ``status``, what is new in it, and which pieces it shows to be ready."""
@@ -203,7 +206,7 @@ class Launch:
             self._learner_steps = surviving_steps([*self._learner_steps, *new])
         if status.incarnation > self._incarnation_before:
             self._members.ready("learner")
-        if len(status.actors) >= self._config.launch.actor_nodes:
+        if observe.nodes(status) >= self._config.launch.actor_nodes:
             for name in self._members.pieces:
                 if name.startswith("actor"):
                     self._members.ready(name)

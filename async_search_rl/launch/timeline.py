@@ -1,4 +1,4 @@
-"""One sample a second of everything a run's pieces say about themselves, and rates over the last samples.
+"""Samples, one a second, of everything a run's pieces say about themselves, and rates over the last samples.
 
 In: the replay service's status, the search service's metrics, processor seconds. Out: rows of `metrics/timeline.jsonl`, from which
 the page and the throughput benchmark are made. Pure: no I/O, no clock.
@@ -16,7 +16,10 @@ Row = dict[str, Any]
 
 
 def sample(t_s: float, status: Status, search: Mapping[str, float], cpu_s: Mapping[str, float]) -> Row:
-    """The row of the moment ``t_s`` seconds after the launch. ``search`` are its metrics, ``cpu_s`` processor seconds by piece."""
+    """The row of the moment ``t_s`` seconds into the run. ``search`` are its metrics, ``cpu_s`` processor seconds by piece.
+
+    The time between two launches of a run is left out: ``t`` goes on where the earlier one's last row ended.
+    """
     return {
         "t": round(t_s, 3),
         "state": status.state,

@@ -10,6 +10,7 @@ import pytest
 from async_search_rl.errors import DataError
 from async_search_rl.launch.charts import Series, bar_chart, clock_ticks, line_chart, thinned, ticks, whole_ticks
 from async_search_rl.launch.page import page, read_run, write_page
+from async_search_rl.launch.page_charts import utilisation
 from async_search_rl.launch.transcript import html, load_decoder, segments, versions_text
 
 VOID = {"meta", "br"}
@@ -63,6 +64,14 @@ def test_the_page_has_every_curve_and_the_headline_figures(synthetic_run):
     assert "0.29 → 0.89" in text
     assert "1.22 → 1.98" in text
     assert "4 min 11" in text
+
+
+def test_the_learners_strip_follows_the_time_of_each_launch():
+    """The second launch came an hour after the first, whose seconds it goes on counting."""
+    rest = {"cpu_s": {}, "actors": {}, "search": {}}
+    timeline = [{"t": t, "time": 1e6 + t + (3600 if t > 60 else 0), **rest} for t in range(1, 121)]
+    learner = [{"time": 1e6 + 50, "step_s": 10.0}, {"time": 1e6 + 3600 + 100, "step_s": 10.0}]
+    assert re.findall(r"learner, ([\d:]+): ", utilisation(timeline, learner)) == ["0:40", "1:30"]
 
 
 def test_text_of_documents_is_escaped_and_episodes_stand_side_by_side(synthetic_run):
