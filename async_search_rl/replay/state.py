@@ -55,7 +55,7 @@ class Totals(msgspec.Struct, kw_only=True):
     stale_at_put: int = 0
     stale_at_cut: int = 0
     stale_tokens: int = 0
-    """Summed mean lengths (tokens, prompt included) of stale groups' trajectories."""
+    """Summed mean lengths (tokens, prompt included) of stale groups' trajectories; nothing for groups that were cancelled."""
     trajectories: int = 0
     sampled_tokens: int = 0
     attempts_reissued: int = 0
