@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from async_search_rl.config import Config
+from async_search_rl.files import writable
 from async_search_rl.http import read_token
 from async_search_rl.replay.client import BlockingReplayClient
 from async_search_rl.replay.schema import StartRequest
@@ -69,10 +70,13 @@ def assemble(config: Config, ranks: Ranks, recorded: Path | None) -> Iterator[Le
     """The learner of ``config``, resumed from the newest checkpoint; its threads and connections end with the block.
 
     Raises:
+        ConfigError: the run's folder cannot be written.
         DataError: a model folder is not what it must be.
         CheckpointError: the checkpoint does not fit.
         EngineError: the model cannot be trained here, or would not fit into memory.
     """
+    with writable(config.run.folder) as folder:
+        (folder / "metrics").mkdir(exist_ok=True)  # Now, for the models take a while to load.
     torch.manual_seed(config.run.seed + ranks.rank)
     check_memory(config, ranks)
     checkpoint = checkpoint_to_resume(config)

@@ -134,3 +134,13 @@ def test_a_rollback_goes_on_as_if_the_bad_batches_had_not_been(tmp_path: Path) -
 
     ended(without)
     assert digest(config("without", 4, "stop").run.folder / "model") == digest(config("back", 6, "rollback").run.folder / "model")
+
+
+def test_a_folder_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None:
+    config = learner_config(tmp_path, model_folder(tmp_path / "start"))
+    config.run.folder.write_bytes(b"a file")
+    output = ended(start_process(learner_command(config, tmp_path / "none.groups")), 1)
+    assert output.splitlines()[-1].startswith(
+        f"learner: run.dir and run.name must be a folder that can be written, got {tmp_path}"
+    ), output
+    assert "Traceback" not in output
