@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int], None]
 ROW_BACKENDS = ("bm25", "tantivy", "rank_bm25", "dense", "hybrid")
 COMPILED_LIMIT = 4_000_000
-"""Documents up to which bm25s' compiled kernel was measured to be the fastest lexical back end (benchmarks/README.md); tantivy beyond."""
+"""Documents up to which bm25s' compiled kernel was measured to be the fastest (benchmarks/README.md); tantivy beyond."""
 
 
 def no_progress(done: int, total: int) -> None:
