@@ -17,6 +17,8 @@ from async_search_rl.replay.schema import PutResult
 REMEMBERED = 16384
 """Ended tickets whose answers are kept, so that a repeated put gets the same answer."""
 _ANSWERS_A_TICKET = 8
+OUTAGE = 8
+"""Tickets that fail one after another, with no group between them that came through, show an outage and not bad questions."""
 
 TicketEnd = Literal["accepted", "stale", "filtered", "failed", "evaluated", "missing"]
 """How a ticket left the ledger; `accepted` ones end later, as trained or stale. `missing`: an evaluation without an answer."""
@@ -54,13 +56,15 @@ class Ledger(msgspec.Struct, kw_only=True):
     """All tickets.
 
     ``cursor`` is the place in the question order; ``returned`` are questions whose ticket ended stale and that come again before
-    the order goes on; ``parked`` those that failed ``max_attempts`` times and are left out from then on.
+    the order goes on; ``parked`` those that failed ``max_attempts`` times and are left out from then on; ``failed_in_row`` those
+    of them that were parked since the last group that came through.
     """
 
     next_ticket: int = 0
     cursor: int = 0
     returned: list[int] = []
     parked: list[int] = []
+    failed_in_row: list[int] = []
     open: dict[int, OpenTicket] = {}
     ended: dict[int, EndedTicket] = {}
     running: int = 0
@@ -86,7 +90,10 @@ class Ledger(msgspec.Struct, kw_only=True):
             self.cursor = record.cursor
 
     def end(self, ticket: int, end: TicketEnd, actor: str = "") -> OpenTicket:
-        """Close an open ticket and return it. The question of a stale one comes back, that of a failed one is parked."""
+        """Close an open ticket and return it. The question of a stale one comes back, that of a failed one is parked.
+
+        A group that came through after an outage brings back the questions that failed in it.
+        """
         closed = self.open.pop(ticket)
         self.ended[ticket] = EndedTicket(end=end, actor=actor, answers=closed.answers)
         if len(self.ended) > REMEMBERED:
@@ -97,7 +104,17 @@ class Ledger(msgspec.Struct, kw_only=True):
                 self.returned.append(closed.question)
             elif end == "failed":
                 self.parked.append(closed.question)
+                self.failed_in_row.append(closed.question)
+        if actor and end not in ("failed", "missing"):
+            if len(self.failed_in_row) >= OUTAGE:
+                self.forgive()
+            self.failed_in_row = []
         return closed
+
+    def forgive(self) -> None:
+        """The questions that failed since the last group that came through are asked again."""
+        self.parked = [question for question in self.parked if question not in self.failed_in_row]
+        self.returned, self.failed_in_row = self.returned + self.failed_in_row, []
 
     def remember(self, ticket: int, answer: Answer) -> None:
         """Keep the answer to a put, of an open or an ended ticket."""

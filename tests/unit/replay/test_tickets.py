@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from async_search_rl.errors import SchemaError
+from async_search_rl.replay.ledger import OUTAGE
 
 GOOD, UNIFORM, FAULTY = (1.0, 0.0), (1.0, 1.0), (None, None)
 
@@ -80,6 +81,36 @@ def test_a_ticket_fails_after_its_last_attempt_and_its_question_is_parked(bench,
     assert b.put(make_group(ticket, GOOD))[0] == "unknown"
     assert {t.question.id for t in b.tickets(4)} == {"q1"}
     assert b.state.counters()["groups_failed"] == 1
+
+
+def fail(b, make_group, ticket):
+    assert b.put(make_group(ticket, FAULTY))[0] == "failed"
+
+
+def test_the_questions_of_an_outage_come_back_when_a_group_comes_through(bench, make_group):
+    b = bench(replay={"max_attempts": 1, "max_inflight": 40, "batch_groups": 20}).running()
+    bad, good, *outage, last = b.tickets(3 + OUTAGE)
+    fail(b, make_group, bad)
+    assert b.put(make_group(good, GOOD))[0] == "accepted"
+    for ticket in outage:
+        fail(b, make_group, ticket)
+    assert len(b.state.ledger.parked) == 1 + OUTAGE
+    b.crash()
+    assert b.put(make_group(last, GOOD))[0] == "accepted"
+    assert [b.core.train[question].id for question in b.state.ledger.parked] == [bad.question.id], (
+        "one that failed alone stays parked"
+    )
+    assert [t.question.id for t in b.tickets(OUTAGE)] == [t.question.id for t in outage]
+
+
+def test_a_stop_because_all_are_parked_is_over_with_a_learners_start(bench, make_group):
+    b = bench(train=1, replay={"max_attempts": 1}).running()
+    (ticket,) = b.tickets(1)
+    fail(b, make_group, ticket)
+    assert b.lease(1).stop
+    b.start(step=0, cut=0)
+    b.publish(0)
+    assert [t.question.id for t in b.tickets(1)] == [ticket.question.id]
 
 
 def test_the_run_stops_when_every_question_is_parked(bench, make_group):
