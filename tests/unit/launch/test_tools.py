@@ -15,7 +15,7 @@ from async_search_rl.config import parse_config
 from async_search_rl.errors import ConfigError, DataError
 from async_search_rl.launch.page import read_run, write_page
 from async_search_rl.launch.preflight import Finding
-from async_search_rl.tools.doctor import devices_exist, diagnose, parameter_count, show
+from async_search_rl.tools.doctor import _estimates, devices_exist, diagnose, parameter_count, show
 from async_search_rl.tools.view import PageServer, episodes, overview
 
 
@@ -59,6 +59,23 @@ def test_devices_that_are_not_there_are_named():
     assert [finding.subject for finding in devices_exist(config, 4)] == ["generator.devices", "launch.learner_ranks"]
     assert [finding.subject for finding in devices_exist(config, 8)] == ["launch.learner_ranks"]
     assert list(devices_exist(parse_config({}), 0)) == []
+
+
+def test_an_estimate_counts_the_copies_of_weights_in_transfer(tmp_path):
+    safetensors(tmp_path / "a.safetensors", {"a": [1 << 14, 1 << 14]})
+    tree = {
+        "model": {"path": str(tmp_path), "dtype": "bfloat16"},
+        "generator": {"kv_cache_gib": 1.0},
+        "run": {"dir": str(tmp_path)},
+    }
+
+    def estimate(**weights):
+        found = _estimates(parse_config({**tree, "weights": weights}), 0, [("GPU", 64 << 30)])
+        return next(finding.text for finding in found if finding.subject == "estimate")
+
+    # 2^28 parameters of 2 bytes are half a GiB: master weights, moments, weights, gradients, and two copies; weights, cache, one copy.
+    assert "a learner rank needs 5.0 GiB and a generator 2.0 GiB" in estimate()
+    assert "a generator 1.5 GiB" in estimate(staging="host")
 
 
 def test_parameters_are_counted_from_headers_alone(tmp_path):
