@@ -73,7 +73,7 @@ def test_an_estimate_counts_the_copies_of_weights_in_transfer(tmp_path):
         found = _estimates(parse_config({**tree, "weights": weights}), 0, [("GPU", 64 << 30)])
         return next(finding.text for finding in found if finding.subject == "estimate")
 
-    # 2^28 parameters of 2 bytes are half a GiB: master weights, moments, weights, gradients, and two copies; weights, cache, one copy.
+    # 2^28 parameters of 2 bytes are half a GiB. A learner needs 16 bytes each and two copies, a generator one copy.
     assert "a learner rank needs 5.0 GiB and a generator 2.0 GiB" in estimate()
     assert "a generator 1.5 GiB" in estimate(staging="host")
 
