@@ -27,12 +27,12 @@ EXPORT_FOLDER = "model"
 def finish(learner: Learner, complete: bool, stopping: Callable[[], bool]) -> None:
     """Checkpoint; and where the run is ``complete``, export the policy and wait for the last evaluation. Collective.
 
-    A run that is cut short outside the guard's bounds keeps its last good checkpoint as the newest one.
+    A run that is cut short outside the guard's bounds keeps its last good checkpoint as the newest one, if it has any.
     ``stopping()`` on rank 0 ends the wait.
     """
     found = list_checkpoints(learner.checkpoints.folder)
     worth_keeping = complete or learner.guard.healthy
-    if worth_keeping and (not found or step_of(found[-1]) != learner.step):
+    if not found or (worth_keeping and step_of(found[-1]) != learner.step):
         checkpoint(learner)
     if complete and learner.config.checkpoint.export_at_end:
         export(learner)

@@ -161,11 +161,11 @@ class Engine:
     def _forget_gradients(self) -> None:
         optimizer = self._engine.optimizer
         optimizer.zero_grad()
-        # Below ZeRO-3 the sums over micro-batches are kept apart from the parameters' own gradients, and zero_grad leaves them.
-        if hasattr(optimizer, "averaged_gradients"):
+        # At stages 1 and 2 the sums over micro-batches are kept apart from the parameters' own gradients, and zero_grad leaves them.
+        if self._stage in (1, 2) and hasattr(optimizer, "averaged_gradients"):
             optimizer.averaged_gradients.update(dict.fromkeys(optimizer.averaged_gradients))
             optimizer.micro_step_id = -1
-        elif hasattr(optimizer, "clear_hp_grads"):
+        elif self._stage == 1:
             optimizer.clear_hp_grads()
 
     def _partition(self) -> None:

@@ -50,7 +50,7 @@ class Guard:
         return self._outside == 0
 
     def checkpointed(self) -> None:
-        """A checkpoint was written inside the bounds."""
+        """A checkpoint was written, to which the next rollback will go."""
         self._rolled_back = False
 
     def _broken(self, figures: Mapping[str, float]) -> str:

@@ -127,8 +127,8 @@ def plan_memory(
     items += [MemoryItem(name, device, host) for name, (device, host) in (buffers or {}).items()]
     if on_cpu:
         items = [MemoryItem(item.name, 0, item.device_bytes + item.host_bytes, item.nvme_bytes) for item in items]
-    networks = [shape for shape in (shape, critic, reference) if shape is not None]
-    return MemoryPlan(tuple(items), start_bytes=max(network.parameters for network in networks) * dtype_bytes)
+    largest = max(network.parameters for network in (shape, critic, reference) if network is not None)
+    return MemoryPlan(tuple(items), start_bytes=largest * dtype_bytes)
 
 
 def plan_of_run(

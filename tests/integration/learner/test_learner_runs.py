@@ -82,13 +82,19 @@ def digest(folder: Path) -> str:
     return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
 
 
-@pytest.mark.parametrize(("zero_stage", "dtype"), [(3, "float32"), (2, "bfloat16"), (1, "bfloat16")])
-def test_a_batch_that_is_not_finite_is_skipped_and_kept_for_a_look(tmp_path: Path, zero_stage: int, dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("zero_stage", "gather_whole_below", "dtype"),
+    [(3, 10**6, "float32"), (3, 0, "float32"), (2, 0, "bfloat16"), (1, 0, "bfloat16")],
+)
+def test_a_batch_that_is_not_finite_is_skipped_and_kept_for_a_look(
+    tmp_path: Path, zero_stage: int, gather_whole_below: int, dtype: str
+) -> None:
     start, recorded = model_folder(tmp_path / "start"), tmp_path / "recorded.groups"
     made = groups(4 * BATCH)
     made[BATCH] = with_changes(made[BATCH], lambda t: {"reward": 1e300 * t.reward})
     write_groups(recorded, made)
-    sections = {"algorithm": {"advantage": "dr_grpo"}, "learner": {"zero_stage": zero_stage}, "model": {"dtype": dtype}}
+    engine = {"zero_stage": zero_stage, "gather_whole_below": gather_whole_below}
+    sections = {"algorithm": {"advantage": "dr_grpo"}, "learner": engine, "model": {"dtype": dtype}}
     config = learner_config(tmp_path, start, **sections)
     others = tmp_path / "others.groups"
     write_groups(others, made[:BATCH] + made[2 * BATCH :])
@@ -97,6 +103,7 @@ def test_a_batch_that_is_not_finite_is_skipped_and_kept_for_a_look(tmp_path: Pat
     run_learner(config, recorded)
     records = learner_records(config)
     assert [r["skipped"] for r in records] == [0, 1, 0, 0]
+    assert records[1]["microbatches"] > 1, "gradients of several micro-batches are added up, and forgotten"
     assert all(bool(tensor.isfinite().all()) for tensor in weights(config).values())
     saved = read_groups(config.run.folder / "skipped" / "step-00000002.groups")
     assert [decode_group(g).ticket for g in saved] == [3, 4, 5]
