@@ -161,7 +161,7 @@ class Engine:
     def _forget_gradients(self) -> None:
         optimizer = self._engine.optimizer
         optimizer.zero_grad()
-        # At stages 1 and 2 the sums over micro-batches are kept apart from the parameters' own gradients, and zero_grad leaves them.
+        # At stages 1 and 2 sums over micro-batches are kept apart from the parameters' own gradients, and zero_grad leaves them.
         if self._stage in (1, 2) and hasattr(optimizer, "averaged_gradients"):
             optimizer.averaged_gradients.update(dict.fromkeys(optimizer.averaged_gradients))
             optimizer.micro_step_id = -1

@@ -11,13 +11,13 @@ from pathlib import Path
 import torch
 
 from async_search_rl.config import Config
+from async_search_rl.weights.schema import STAGED_COPIES
 from learner.flops import ModelShape
 from learner.loading import DTYPES, check_model_folder, read_model_config
 from learner.memory_plan import GIB, plan_of_run
 from learner.ranks import Ranks
 
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
-_STAGED_COPIES = 2
 
 
 def check_memory(config: Config, ranks: Ranks) -> None:
@@ -31,7 +31,7 @@ def check_memory(config: Config, ranks: Ranks) -> None:
     critic = _shape_of_other(config.critic.path, "critic.path", needed=config.uses_critic)
     reference = _shape_of_other(config.model.reference_path, "model.reference_path", needed=config.algorithm.kl_coef > 0)
     dtype_bytes = DTYPES[config.model.dtype].itemsize
-    staged = _STAGED_COPIES * shape.parameters * dtype_bytes if ranks.first else 0
+    staged = STAGED_COPIES * shape.parameters * dtype_bytes if ranks.first else 0
     on_cpu = ranks.device.type == "cpu"
     buffers = {"staged weights (rank 0)": (staged, 0)}
     plan = plan_of_run(config, shape, ranks=ranks.world, on_cpu=on_cpu, critic=critic, reference=reference, buffers=buffers)

@@ -10,12 +10,10 @@ fails alone. Everything ends by one deadline.
 from __future__ import annotations
 
 import asyncio
-import io
 import math
 import random
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from types import TracebackType
 
 import aiohttp
@@ -23,21 +21,18 @@ import aiohttp
 from async_search_rl.config import Config
 from async_search_rl.config.retrieval import RetrievalSection
 from async_search_rl.errors import ConfigError, SearchFailedError
-from async_search_rl.http import OverloadedError, client_session, read_token, reply_error
+from async_search_rl.http import OverloadedError, announced_url, client_session, read_token
+from search.exchange import RETRIED, IndexFailedError, Request, exchange
 from search.folding import FoldingQueue, Question
 from search.replica import Replica
-from search.schema import TIMEOUT_HEADER, Passage, decode_reply, encode_request
+from search.schema import Passage, decode_reply, encode_request
 
 _MIN_SPLIT = 24
 _FIRST_WAIT_S = 0.25
 _MAX_WAIT_S = 8.0
 _MIN_HEDGE_S = 0.02
-_RETRIED_STATUSES = (502, 503, 504)
-Failure = (aiohttp.ClientError, OSError, TimeoutError)
-
-
-class IndexFailedError(Exception):
-    """The service works, but its index failed at some query of the request."""
+_GRACE_S = 0.05
+"""By this much a search outlasts its deadline, so that the reason of its request's failure is the one that is told."""
 
 
 class SearchClient:
@@ -74,7 +69,8 @@ class SearchClient:
         self._timeout_s = timeout_s
         self._retries = retries
         self._token = token
-        self._connections = connections
+        self._connections = connections * len(self.replicas)
+        self._slots = asyncio.Semaphore(self._connections)
         self._hedge = hedge
         self._pending = FoldingQueue()
         self._requests: set[asyncio.Task[None]] = set()
@@ -90,7 +86,14 @@ class SearchClient:
             ConfigError: no address is configured and none is announced.
         """
         settings = config.retrieval
-        urls = [url.strip() for url in settings.url.split(",") if url.strip()] or [_announced(config.run.folder / "search.url")]
+        urls = [url.strip() for url in settings.url.split(",") if url.strip()]
+        if not urls:
+            announced = config.run.folder / "search.url"
+            if (url := announced_url(announced)) is None:
+                raise ConfigError(
+                    f"retrieval.url must be set, or bin/search have announced its address in {announced}, got neither"
+                )
+            urls = [url]
         return cls.from_section(settings, urls, read_token(config.security))
 
     @classmethod
@@ -134,7 +137,7 @@ class SearchClient:
         self._pending.add(Question(query, topk or self.topk, now_s + self._timeout_s, done))
         self._schedule()
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self._timeout_s + _GRACE_S):
                 return await done
         except TimeoutError:
             raise self._too_late() from None
@@ -149,7 +152,7 @@ class SearchClient:
         """Send what waits, many questions in two requests: one is answered while the other is searched."""
         self._scheduled = False
         most = max(_MIN_SPLIT, math.ceil(len(self._pending) / 2))
-        while self._pending and len(self._requests) < self._connections * len(self.replicas):
+        while self._pending and len(self._requests) < self._connections:
             folded = self._pending.fold(time.monotonic(), most)
             if folded:
                 request = asyncio.create_task(self._answer(folded), name="search-request")
@@ -185,22 +188,22 @@ class SearchClient:
             SearchFailedError: there is no answer.
             IndexFailedError: the index failed at some of several queries.
         """
-        body = encode_request(queries, topk)
+        request = Request(encode_request(queries, topk), len(queries), deadline_s)
         last: Exception = self._too_late()
         for attempt in range(self._retries + 1):
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 break
             try:
-                async with asyncio.timeout(left_s):
-                    return decode_reply(await self._attempt(body, deadline_s), len(queries))
+                async with asyncio.timeout(left_s), self._slots:
+                    return decode_reply(await self._attempt(request), len(queries))
             except SearchFailedError:
                 raise
             except IndexFailedError as error:
                 if len(queries) > 1:
                     raise
                 last = error
-            except Failure as error:
+            except RETRIED as error:
                 last = error
             except ValueError as error:
                 raise SearchFailedError(f"{self._names()} must answer as Search-R1 does: {error}") from error
@@ -212,18 +215,18 @@ class SearchClient:
         """Doubling and jittered; at least what a full server asked for."""
         base_s: float = min(_FIRST_WAIT_S * 2**attempt, _MAX_WAIT_S)
         asked_s = error.retry_after_s if isinstance(error, OverloadedError) else 0.0
-        return max(asked_s, base_s * self._random.uniform(0.5, 1.0))
+        return asked_s + base_s * self._random.uniform(0.5, 1.0)
 
-    async def _attempt(self, body: bytes, deadline_s: float) -> bytes:
+    async def _attempt(self, request: Request) -> bytes:
         """One request to the replica with the fewest outstanding, and a hedge to another when it is slow."""
         first = await self._choose()
         hedge_s = self._hedge_after_s(first)
-        primary = asyncio.create_task(self._post(first, body, deadline_s))
+        primary = asyncio.create_task(self._exchange(first, request))
         tasks = {primary}
         try:
             done, _ = await asyncio.wait(tasks, timeout=hedge_s)
             if not done and (second := self._other(first)) is not None:
-                tasks.add(asyncio.create_task(self._post(second, body, deadline_s)))
+                tasks.add(asyncio.create_task(self._exchange(second, request)))
             while True:
                 done, running = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
@@ -234,6 +237,10 @@ class SearchClient:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _exchange(self, replica: Replica, request: Request) -> bytes:
+        assert self._session is not None
+        return await exchange(self._session, replica, request)
 
     async def _choose(self) -> Replica:
         """The available replica with the fewest outstanding requests; waits while every breaker is open."""
@@ -257,47 +264,8 @@ class SearchClient:
         p95_s = first.p95_s()
         return None if p95_s is None else max(p95_s, _MIN_HEDGE_S)
 
-    async def _post(self, replica: Replica, body: bytes, deadline_s: float) -> bytes:
-        assert self._session is not None
-        started_s = time.monotonic()
-        headers = {"Content-Type": "application/json", TIMEOUT_HEADER: f"{max(0.001, deadline_s - started_s):.3f}"}
-        replica.begin()
-        try:
-            async with self._session.post(replica.url + "/retrieve", data=io.BytesIO(body), headers=headers) as reply:
-                if reply.status in _RETRIED_STATUSES:
-                    error = await reply_error(reply)
-                    if isinstance(error, SearchFailedError):
-                        replica.succeed(time.monotonic() - started_s)
-                        raise IndexFailedError(str(error))
-                    raise error
-                if reply.status != 200:
-                    error = await reply_error(reply)
-                    replica.succeed(time.monotonic() - started_s)
-                    raise SearchFailedError(str(error)) from error
-                answer = await reply.read()
-        except SearchFailedError:
-            raise
-        except OverloadedError:
-            replica.abandon()
-            raise
-        except Failure:
-            replica.fail(time.monotonic())
-            raise
-        except asyncio.CancelledError:
-            replica.abandon()
-            raise
-        replica.succeed(time.monotonic() - started_s)
-        return answer
-
     def _too_late(self) -> SearchFailedError:
         return SearchFailedError(f"{self._names()} must answer within {self._timeout_s:g} s, got no answer")
 
     def _names(self) -> str:
         return ", ".join(replica.url for replica in self.replicas)
-
-
-def _announced(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii").strip()
-    except OSError as error:
-        raise ConfigError(f"retrieval.url must be set, or bin/search have announced its address in {path}, got neither") from error

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import logging
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,6 +21,9 @@ from search.corpus import CorpusStamp
 
 FORMAT = 1
 _NAME, _BUILDING = "manifest.json", "building.json"
+_LATE = ("retrieval.faiss",)
+"""Parameters that no part of an unfinished build depends on: vectors fit any kind of FAISS index."""
+_log = logging.getLogger(__name__)
 Parameter = str | int | float
 
 
@@ -52,26 +56,29 @@ def new_manifest(backend: str, corpus: CorpusStamp, parameters: dict[str, Parame
 def begin_build(folder: Path, manifest: Manifest) -> None:
     """Make ``folder`` ready to build, or to go on building, what ``manifest`` says.
 
-    The remains of an interrupted build of anything else (an older corpus, other parameters, other versions) are removed.
+    The remains of an interrupted build of another corpus or with other parameters are removed.
 
     Raises:
         DataError: the folder holds files that no build of this package has left.
     """
+    folder.mkdir(parents=True, exist_ok=True)
     building = _read(folder / _BUILDING)
-    if building is None and folder.is_dir() and any(folder.iterdir()):
+    found = [path for path in folder.iterdir() if path.name != _BUILDING and not path.name.startswith(".")]
+    if building is None and found:
         raise DataError(
             f"{folder} must be an index or an unfinished build, got other files; remove it or name another retrieval.index"
         )
-    if building is not None and building != manifest:
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    if building is not None and _parts(building) != _parts(manifest):
+        _log.warning("%s held an unfinished build of another corpus or with other parameters: it begins anew", folder)
+        for path in found:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
     _write(folder / _BUILDING, manifest)
 
 
 def end_build(folder: Path, manifest: Manifest) -> None:
     """Declare the index in ``folder`` finished."""
     _write(folder / _NAME, manifest)
-    (folder / _BUILDING).unlink()
+    (folder / _BUILDING).unlink(missing_ok=True)
 
 
 def read_manifest(folder: Path) -> Manifest | None:
@@ -100,6 +107,12 @@ def require_match(folder: Path, manifest: Manifest, corpus: CorpusStamp, paramet
             raise DataError(
                 f"{name} of the index in {folder} must be {wanted!r}, as configured, got {made!r}; remove it or change the key"
             )
+
+
+def _parts(manifest: Manifest) -> tuple[str, int, str, dict[str, Parameter]]:
+    """What the parts of an unfinished build depend on."""
+    parameters = {name: value for name, value in manifest.parameters.items() if name not in _LATE}
+    return manifest.backend, manifest.rows, manifest.corpus_sha256, parameters
 
 
 def _write(path: Path, manifest: Manifest) -> None:

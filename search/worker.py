@@ -18,6 +18,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 from async_search_rl.errors import DataError, SearchFailedError
+from async_search_rl.http import OverloadedError
 from search.index import Answer, CorpusIndex, Index
 
 OpenIndex = Callable[[], Index]
@@ -27,10 +28,14 @@ _AT_ONCE_S = 0.002
 
 
 class Worker:
-    """Opens an index by ``open_index`` and searches it. ``open_index`` must be picklable: it may be called in a child process."""
+    """Opens an index by ``open_index`` and searches it. ``open_index`` must be picklable: it may be called in a child process.
 
-    def __init__(self, open_index: OpenIndex) -> None:
+    ``clock`` gives seconds.
+    """
+
+    def __init__(self, open_index: OpenIndex, clock: Callable[[], float] = time.perf_counter) -> None:
         self._open_index = open_index
+        self._clock = clock
         self._executor: Executor | None = None
         self._index: Index | None = None
         self._info: dict[str, Any] = {}
@@ -60,13 +65,14 @@ class Worker:
         """See :class:`search.index.Index`. A worker process that died is replaced, and the batch fails."""
         executor = self._executor
         if executor is None:
-            raise SearchFailedError("the search worker is not running")
+            raise OverloadedError("the search worker is not running")
         loop = asyncio.get_running_loop()
         if self._index is not None:
             if self._computes and self._expected_s(len(queries)) < _AT_ONCE_S:
+                answers = self._search_timed(self._index, queries, topk)
                 await asyncio.sleep(0)  # Between two searches the loop has its turn.
-                return self._search_timed(queries, topk)
-            return await loop.run_in_executor(executor, self._search_timed, queries, topk)
+                return answers
+            return await loop.run_in_executor(executor, self._search_timed, self._index, queries, topk)
         try:
             return await loop.run_in_executor(executor, _search_in_child, queries, topk)
         except BrokenProcessPool as error:
@@ -77,12 +83,10 @@ class Worker:
         """Seconds a search of ``queries`` may take: no less than the last one, for its cost may be one of calls."""
         return self._last_s * max(1.0, queries / self._last_queries)
 
-    def _search_timed(self, queries: Sequence[str], topk: int) -> list[Answer]:
-        if self._index is None:
-            raise SearchFailedError("the search worker is not running")
-        started_s = time.perf_counter()
-        answers = self._index.search(queries, topk)
-        self._last_s, self._last_queries = time.perf_counter() - started_s, len(queries)
+    def _search_timed(self, index: Index, queries: Sequence[str], topk: int) -> list[Answer]:
+        started_s = self._clock()
+        answers = index.search(queries, topk)
+        self._last_s, self._last_queries = self._clock() - started_s, len(queries)
         return answers
 
     def info(self) -> dict[str, Any]:

@@ -35,8 +35,11 @@ class Core:
     order: QuestionOrder = field(init=False)
     learner_seen: bool = field(init=False, default=False)
     """Whether a learner has spoken to this process."""
+    ended_before: bool = field(init=False)
+    """Whether the log told of an end when this process began."""
 
     def __post_init__(self) -> None:
+        self.ended_before = self.state.end is not None
         self.leases = Leases(self.config.replay.lease_s)
         self.registry = Registry(self.config.replay.lease_s)
         self.order = QuestionOrder(len(self.train), self.config.run.seed, self.config.data.shuffle)
@@ -44,10 +47,10 @@ class Core:
     def over(self, joined: bool = False) -> str | None:
         """:attr:`State.end`, as far as it counts.
 
-        An end that the log tells of is an earlier process's until a learner has spoken to this one: a learner about to start will
-        lift it, and newcomers wait for that. Whoever had ``joined`` the run before its end is told at once.
+        An end that this process found in the log counts once a learner has spoken to it: a learner about to start will lift it, and
+        newcomers wait for that. Whoever had ``joined`` the run before its end is told at once.
         """
-        return self.state.end if self.learner_seen or joined else None
+        return self.state.end if self.learner_seen or joined or not self.ended_before else None
 
     @property
     def load(self) -> Load:

@@ -57,7 +57,7 @@ class Ledger(msgspec.Struct, kw_only=True):
 
     ``cursor`` is the place in the question order; ``returned`` are questions whose ticket ended stale and that come again before
     the order goes on; ``parked`` those that failed ``max_attempts`` times and are left out from then on; ``failed_in_row`` those
-    of them that were parked since the last group that came through.
+    of them that were parked since the last group that came through; ``forgiven`` those that came back once since a learner started.
     """
 
     next_ticket: int = 0
@@ -65,6 +65,7 @@ class Ledger(msgspec.Struct, kw_only=True):
     returned: list[int] = []
     parked: list[int] = []
     failed_in_row: list[int] = []
+    forgiven: set[int] = set()
     open: dict[int, OpenTicket] = {}
     ended: dict[int, EndedTicket] = {}
     running: int = 0
@@ -112,9 +113,12 @@ class Ledger(msgspec.Struct, kw_only=True):
         return closed
 
     def forgive(self) -> None:
-        """The questions that failed since the last group that came through are asked again."""
-        self.parked = [question for question in self.parked if question not in self.failed_in_row]
-        self.returned, self.failed_in_row = self.returned + self.failed_in_row, []
+        """The questions that failed since the last group that came through are asked again, each but once."""
+        back = set(self.failed_in_row) - self.forgiven
+        self.forgiven |= back
+        self.returned += [question for question in self.failed_in_row if question in back]
+        self.parked = [question for question in self.parked if question not in back]
+        self.failed_in_row = []
 
     def remember(self, ticket: int, answer: Answer) -> None:
         """Keep the answer to a put, of an open or an ended ticket."""

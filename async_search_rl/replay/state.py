@@ -232,6 +232,7 @@ class State(msgspec.Struct, kw_only=True):
         self.buffer.move_to(record.cut)
         self._end_round()
         self.evaluations.restarted(record.step)
+        self.ledger.forgiven.clear()
         self.ledger.forgive()
         self.stop, self.finished, self.filtered_in_row = None, False, 0
 

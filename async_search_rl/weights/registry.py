@@ -130,7 +130,7 @@ class Registry:
             receiver.seen = now
             running = _is_offer(receiver.assigned, message.version, message.epoch)
             if running:
-                receiver.assigned = None
+                receiver.assigned, receiver.due = None, float("-inf")
             if message.error and running:
                 _fail(receiver, message.error, receiver.failures + 1, now)
             elif not message.error:

@@ -15,6 +15,8 @@ from typing import Literal
 import msgspec
 
 Transport = Literal["gloo", "nccl", "ipc"]
+STAGED_COPIES = 2
+"""Copies of the weights that the sender holds at most: the one being sent and the one that is queued."""
 
 
 class WeightMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -115,7 +115,7 @@ class StagedWeights:
 
 
 class StagingPool:
-    """At most two staged copies and who holds them. ``changed`` guards the state and is notified when a copy is queued."""
+    """At most `STAGED_COPIES` copies and who holds them. ``changed`` guards the state and is notified when a copy is queued."""
 
     def __init__(self, changed: threading.Condition, device: torch.device) -> None:
         self._changed = changed

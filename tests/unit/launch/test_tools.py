@@ -15,7 +15,7 @@ from async_search_rl.config import parse_config
 from async_search_rl.errors import ConfigError, DataError
 from async_search_rl.launch.page import read_run, write_page
 from async_search_rl.launch.preflight import Finding
-from async_search_rl.tools.doctor import _estimates, devices_exist, diagnose, parameter_count, show
+from async_search_rl.tools.doctor import devices_exist, diagnose, estimates, parameter_count, show
 from async_search_rl.tools.view import PageServer, episodes, overview
 
 
@@ -70,7 +70,7 @@ def test_an_estimate_counts_the_copies_of_weights_in_transfer(tmp_path):
     }
 
     def estimate(**weights):
-        found = _estimates(parse_config({**tree, "weights": weights}), 0, [("GPU", 64 << 30)])
+        found = estimates(parse_config({**tree, "weights": weights}), 0, [("GPU", 64 << 30)])
         return next(finding.text for finding in found if finding.subject == "estimate")
 
     # 2^28 parameters of 2 bytes are half a GiB. A learner needs 16 bytes each and two copies, a generator one copy.

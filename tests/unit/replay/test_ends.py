@@ -56,6 +56,15 @@ def test_newcomers_after_a_relaunch_wait_for_the_learner_that_lifts_the_end(benc
     assert phase_of(b.core) == "running"
 
 
+def test_an_end_of_this_process_counts_though_no_learner_has_spoken_to_it(bench, make_group):
+    b = bench(replay={"max_filtered_in_row": 1}).running()
+    (ticket,) = b.tickets(1)
+    b.crash()
+    b.put(make_group(ticket, (1.0, 1.0)))
+    assert b.lease(1).stop
+    assert shown(b)[0] == "stopped"
+
+
 @ENDED
 def test_an_end_outlasts_a_crash_for_those_who_were_there(bench, make_group, ended):
     b = ended(bench, make_group)

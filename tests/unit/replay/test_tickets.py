@@ -103,6 +103,24 @@ def test_the_questions_of_an_outage_come_back_when_a_group_comes_through(bench, 
     assert [t.question.id for t in b.tickets(OUTAGE)] == [t.question.id for t in outage]
 
 
+def test_a_question_is_forgiven_once(bench, make_group):
+    b = bench(replay={"max_attempts": 1, "max_inflight": 40, "batch_groups": 20, "max_staleness": 3}).running()
+    asked = b.tickets(OUTAGE)
+    for ticket in asked:
+        fail(b, make_group, ticket)
+    (good,) = b.tickets(1)
+    assert b.put(make_group(good, GOOD))[0] == "accepted"
+    again = b.tickets(OUTAGE)
+    assert [t.question.id for t in again] == [t.question.id for t in asked]
+    for ticket in again:
+        fail(b, make_group, ticket)
+    b.crash()
+    (good,) = b.tickets(1)
+    assert b.put(make_group(good, GOOD))[0] == "accepted"
+    assert len(b.state.ledger.parked) == OUTAGE
+    assert b.state.ledger.returned == []
+
+
 def test_a_stop_because_all_are_parked_is_over_with_a_learners_start(bench, make_group):
     b = bench(train=1, replay={"max_attempts": 1}).running()
     (ticket,) = b.tickets(1)

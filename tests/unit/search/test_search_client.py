@@ -31,6 +31,7 @@ class Server:
         self.script = list(script) or [passages]
         self.requests: list[list[str]] = []
         self.headers: list[Any] = []
+        self.running = self.most_at_once = 0
 
     async def answer(self, request: web.Request) -> web.Response:
         body = json.loads(await request.read())
@@ -38,7 +39,12 @@ class Server:
         self.requests.append(body["queries"])
         self.headers.append(request.headers)
         reply = self.script[0] if len(self.script) == 1 else self.script.pop(0)
-        return await reply(self, body["queries"])
+        self.running += 1
+        self.most_at_once = max(self.most_at_once, self.running)
+        await asyncio.sleep(0)
+        answer = await reply(self, body["queries"])
+        self.running -= 1
+        return answer
 
     def app(self) -> web.Application:
         app = web.Application()
@@ -104,13 +110,21 @@ def test_retries_are_bounded_and_end_in_a_failure() -> None:
     server = Server("a", status(503, Retry_After="0"))
 
     async def scenario(client: SearchClient) -> None:
-        started = asyncio.get_running_loop().time()
         with pytest.raises(SearchFailedError, match="503"):
             await client.search("q")
         assert len(server.requests) == 2
-        assert asyncio.get_running_loop().time() - started < 0.45, "no wait after the last attempt"
 
     run([server], scenario, retries=1)
+
+
+def test_there_is_no_wait_after_the_last_attempt() -> None:
+    async def scenario(client: SearchClient) -> None:
+        started = asyncio.get_running_loop().time()
+        with pytest.raises(SearchFailedError, match="503"):
+            await client.search("q")
+        assert asyncio.get_running_loop().time() - started < 10
+
+    run([Server("a", status(503, Retry_After="20"))], scenario, retries=0)
 
 
 def test_a_full_server_is_left_alone_for_as_long_as_it_asks() -> None:
@@ -140,8 +154,23 @@ def test_one_bad_query_fails_alone() -> None:
         with pytest.raises(SearchFailedError, match="no such line"):
             raise next(answer for answer in answers if isinstance(answer, Exception))
         assert client.replicas[0].available_in(0.0) == 0, "a server whose index fails at a query is not a dead one"
+        assert server.most_at_once <= 2
 
-    run([server], scenario, retries=0)
+    run([server], scenario, retries=0, connections=2)
+
+
+def test_a_replica_whose_index_fails_at_everything_is_left_alone() -> None:
+    async def broken(server: Server, queries: list[str]) -> web.Response:
+        return web.json_response({"error": "SearchFailedError", "message": "no index"}, status=502)
+
+    servers = [Server("a", broken), Server("b", passages)]
+
+    async def scenario(client: SearchClient) -> None:
+        for i in range(20):
+            assert len(await client.search(f"q{i}")) == 1
+        assert len(servers[0].requests) <= 3
+
+    run(servers, scenario, breaker_failures=3, breaker_cooldown_s=60.0)
 
 
 def test_a_wrong_request_is_not_retried() -> None:
@@ -219,10 +248,10 @@ def test_each_search_has_a_deadline_of_its_own_however_late_its_neighbours_came(
             return loop.time() - asked
 
         # The first occupies the one connection; the other two travel together once it has failed.
-        waits = await asyncio.gather(*map(seconds_until_failure, (0.0, 0.1, 0.35)))
-        assert all(wait < 0.55 for wait in waits), waits
+        waits = await asyncio.gather(*map(seconds_until_failure, (0.0, 0.25, 0.9)))
+        assert all(wait < 1.5 for wait in waits), waits
 
-    run([Server("a", never)], scenario, timeout_s=0.4, connections=1)
+    run([Server("a", never)], scenario, timeout_s=1.0, connections=1)
 
 
 def test_a_dead_replica_is_left_alone() -> None:

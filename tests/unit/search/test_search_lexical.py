@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import bm25s
+import msgspec
 import numpy as np
 import pytest
 import tantivy
@@ -20,6 +21,7 @@ from search.bm25 import Bm25Index
 from search.bm25_build import build_bm25
 from search.corpus import Corpus, index_folder
 from search.index import NO_ROW
+from search.manifest import Manifest, begin_build
 from search.rank_bm25_index import RankBm25Index
 from search.tantivy_index import TantivyIndex, build_tantivy
 from tests.search_data import questions
@@ -172,6 +174,41 @@ def test_an_index_of_another_corpus_or_other_parameters_is_refused(make_corpus: 
     make_corpus(21)
     with pytest.raises(DataError, match="21 documents"):
         open_backend(settings)
+
+
+def test_a_build_goes_on_with_its_own_parts(make_corpus: Callable[[int], Corpus], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("search.bm25_build.CHUNK_DOCS", 10)
+    corpus = make_corpus(40)
+    settings = RetrievalSection(backend="bm25", corpus=str(corpus.path), bm25_kernel="numpy", threads=1)
+
+    def interrupt(done: int, total: int) -> None:
+        if done == 20:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        open_rows(settings, corpus, "bm25", interrupt)
+    part = index_folder(corpus.path) / "bm25" / "parts" / "000000.npz"
+    written_ns = part.stat().st_mtime_ns
+    again: list[int] = []
+
+    def stop(*_: object) -> None:
+        again.append(part.stat().st_mtime_ns)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("search.bm25_build._totals", stop)
+    with pytest.raises(KeyboardInterrupt):
+        open_rows(settings, corpus, "bm25", no_progress)
+    assert again == [written_ns]
+
+
+def test_vectors_outlive_another_kind_of_faiss_index(tmp_path: Path) -> None:
+    flat = Manifest("dense", 3, "digest", {"retrieval.faiss": "IVF4096,Flat", "dimension": 4}, {"faiss-cpu": "1"})
+    begin_build(tmp_path, flat)
+    (tmp_path / "vectors.f32").write_bytes(b"vectors")
+    begin_build(tmp_path, msgspec.structs.replace(flat, parameters={"retrieval.faiss": "Flat", "dimension": 4}, versions={}))
+    assert (tmp_path / "vectors.f32").exists()
+    begin_build(tmp_path, msgspec.structs.replace(flat, parameters={"retrieval.faiss": "Flat", "dimension": 8}))
+    assert not (tmp_path / "vectors.f32").exists()
 
 
 @pytest.mark.parametrize("backend", ["bm25", "tantivy"])

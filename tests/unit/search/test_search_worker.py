@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -12,16 +11,16 @@ from search.worker import Worker
 
 
 class Rows:
-    """Ranks row 0 first, after ``seconds``, and notes in which thread."""
+    """Ranks row 0 first, in ``seconds`` of its own clock, and notes in which thread."""
 
     releases_gil = True
 
     def __init__(self, seconds):
-        self.seconds, self.threads = seconds, []
+        self.seconds, self.threads, self.now = seconds, [], 0.0
 
     def rank(self, queries, topk):
         self.threads.append(threading.current_thread())
-        time.sleep(self.seconds)
+        self.now += self.seconds
         return Ranking(np.zeros((len(queries), 1), np.int64), np.ones((len(queries), 1), np.float32))
 
     def info(self):
@@ -43,7 +42,7 @@ def searched_in_loop(index, rows, batches):
     """For each batch size of ``batches``, whether its search ran in the event loop's thread."""
 
     async def go():
-        worker = Worker(lambda: index)
+        worker = Worker(lambda: index, clock=lambda: rows.now)
         await worker.start()
         for size in batches:
             answers = await worker.search(["q"] * size, 1)
