@@ -33,6 +33,8 @@ SILENCE_S = 10.0
 _POLL_S = 0.005
 _BEAT_CHECK_S = 0.5
 _JOIN_THREAD_S = 2.0
+_AT_DEADLINE_S = 0.5
+"""A failure in the last while before the deadline is the deadline's: transport or receiver gave up just before the watch did."""
 
 
 @dataclass
@@ -113,7 +115,7 @@ class Delivery:
         self._rendezvous.go()
         self._watch(sending.done.is_set, "take the buckets", self._offer.deadline_s, sending.done)
         if sending.error:
-            raise WeightSyncError(sending.error)
+            raise self._failure(sending.error)
 
     def _watch(self, finished: Callable[[], bool], what: str, within_s: float, done: threading.Event | None = None) -> None:
         """Poll until ``finished``, which must be ``within_s`` seconds from the beginning of the delivery.
@@ -143,12 +145,16 @@ class Delivery:
     def _require_no_failure(self) -> None:
         for name in self._offers:
             if error := self._result(name):
-                raise WeightSyncError(f"receiver {name} failed: {error}")
+                raise self._failure(f"receiver {name} failed: {error}")
         now = time.monotonic()
         if now - self._beats_checked >= _BEAT_CHECK_S:
             self._read_beats(now)
             if silent := [rank for rank in self._stale_ranks(now) if self._result(self._name_of(rank)) is None]:
                 raise WeightSyncError(f"members must give a sign of life every {SILENCE_S:g} s, ranks {silent} gave none")
+
+    def _failure(self, reason: str) -> WeightSyncError:
+        self._late = self._left_s() <= _AT_DEADLINE_S
+        return WeightSyncError(reason)
 
     def _read_beats(self, now: float) -> None:
         self._beats_checked = now

@@ -106,7 +106,7 @@ def test_a_receiver_that_never_joins_is_left_out_at_the_deadline() -> None:
 
 
 def test_a_wedged_worker_is_served_alone_so_that_the_others_wait_for_it_once() -> None:
-    with channel(deadline_s=5.0) as c:
+    with channel(deadline_s=10.0) as c:
         [good] = c.receivers(1)
         bad = c.receiver("r1", "--stall", "transfer")
         c.wait_until_polling("r0", "r1")
@@ -118,7 +118,7 @@ def test_a_wedged_worker_is_served_alone_so_that_the_others_wait_for_it_once() -
             staged, expected = c.publish(step)
             began = time.monotonic()
             assert good.wait_for("received", version=staged.version)["sums"] == [expected]
-            assert time.monotonic() - began < 4.5
+            assert time.monotonic() - began < 9.0, "less than the deadline, for which they would wait with it"
 
 
 def test_a_newer_publication_replaces_a_queued_one() -> None:
