@@ -51,7 +51,7 @@ def offer(rank: int) -> Offer:
 
 
 def delivered(group: GivesUp, reports: tuple[str, ...] = ()) -> Outcome:
-    """A delivery to `quick`, which has the bucket, and `wedged`, which has not; ``reports`` say near the deadline that they failed."""
+    """A delivery to `quick`, which has the bucket, and `wedged`, which has not; those in ``reports`` say late that they failed."""
     registry, store = Registry(threading.Condition()), HashStore()
     offers = {name: (offer(rank), 1) for rank, name in enumerate(("quick", "wedged"), start=1)}
     rendezvous = Rendezvous(store, EPOCH, VERSION)
