@@ -24,8 +24,8 @@ COLLECTIVE_GRACE_S = 600.0
 def run(config: Config, recorded: Path | None = None) -> None:
     """Train until `run.max_steps`, or until there is a reason to stop.
 
-    SIGTERM and Ctrl-C end the run after the step under way. Every end but an error has its checkpoint (:func:`finish`).
-    ``recorded`` is a file of groups to train on instead of the replay service's.
+    SIGTERM and Ctrl-C end the run after the step under way. Every end has its checkpoint (:func:`finish`), but for errors and for
+    a rollback that finds none to go back to. ``recorded`` is a file of groups to train on instead of the replay service's.
 
     Raises:
         RunStoppedError: the run must stop, with the reason.

@@ -188,12 +188,13 @@ class SearchClient:
             SearchFailedError: there is no answer.
             IndexFailedError: the index failed at some of several queries.
         """
-        request = Request(encode_request(queries, topk), len(queries), deadline_s)
+        body = encode_request(queries, topk)
         last: Exception = self._too_late()
         for attempt in range(self._retries + 1):
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 break
+            request = Request(body, len(queries), deadline_s, first=attempt == 0)
             try:
                 async with asyncio.timeout(left_s), self._slots:
                     return decode_reply(await self._attempt(request), len(queries))
@@ -204,7 +205,8 @@ class SearchClient:
                     raise
                 last = error
             except RETRIED as error:
-                last = error
+                if time.monotonic() < deadline_s:
+                    last = error
             except ValueError as error:
                 raise SearchFailedError(f"{self._names()} must answer as Search-R1 does: {error}") from error
             if attempt < self._retries:

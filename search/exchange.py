@@ -34,6 +34,8 @@ class Request(NamedTuple):
     """Queries in ``body``."""
     deadline_s: float
     """On the monotonic clock."""
+    first: bool = True
+    """Whether it is no repetition of one that failed."""
 
 
 async def exchange(session: aiohttp.ClientSession, replica: Replica, request: Request) -> bytes:
@@ -59,8 +61,8 @@ async def exchange(session: aiohttp.ClientSession, replica: Replica, request: Re
     except SearchFailedError:
         raise
     except IndexFailedError:
-        # One query of many says nothing of the replica; one that fails alone counts, for all may fail.
-        replica.fail(time.monotonic()) if request.queries == 1 else replica.abandon()
+        # One query of many says nothing of the replica; one that fails alone counts, for all may fail, but only once.
+        replica.fail(time.monotonic()) if request.queries == 1 and request.first else replica.abandon()
         raise
     except OverloadedError:
         replica.abandon()

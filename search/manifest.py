@@ -63,8 +63,8 @@ def begin_build(folder: Path, manifest: Manifest) -> None:
     """
     folder.mkdir(parents=True, exist_ok=True)
     building = _read(folder / _BUILDING)
-    found = [path for path in folder.iterdir() if path.name != _BUILDING and not path.name.startswith(".")]
-    if building is None and found:
+    found = [path for path in folder.iterdir() if path.name != _BUILDING]
+    if building is None and not all(path.name.startswith(".") for path in found):
         raise DataError(
             f"{folder} must be an index or an unfinished build, got other files; remove it or name another retrieval.index"
         )

@@ -114,9 +114,9 @@ class Ledger(msgspec.Struct, kw_only=True):
 
     def forgive(self) -> None:
         """The questions that failed since the last group that came through are asked again, each but once."""
-        back = set(self.failed_in_row) - self.forgiven
-        self.forgiven |= back
-        self.returned += [question for question in self.failed_in_row if question in back]
+        back = [question for question in dict.fromkeys(self.failed_in_row) if question not in self.forgiven]
+        self.forgiven.update(back)
+        self.returned += [question for question in back if question not in self.returned]
         self.parked = [question for question in self.parked if question not in back]
         self.failed_in_row = []
 

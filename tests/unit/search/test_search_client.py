@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Any
@@ -156,7 +157,7 @@ def test_one_bad_query_fails_alone() -> None:
         assert client.replicas[0].available_in(0.0) == 0, "a server whose index fails at a query is not a dead one"
         assert server.most_at_once <= 2
 
-    run([server], scenario, retries=0, connections=2)
+    run([server], scenario, retries=1, connections=2, breaker_failures=2)
 
 
 def test_a_replica_whose_index_fails_at_everything_is_left_alone() -> None:
@@ -166,9 +167,9 @@ def test_a_replica_whose_index_fails_at_everything_is_left_alone() -> None:
     servers = [Server("a", broken), Server("b", passages)]
 
     async def scenario(client: SearchClient) -> None:
-        for i in range(20):
+        for i in range(40):
             assert len(await client.search(f"q{i}")) == 1
-        assert len(servers[0].requests) <= 3
+        assert client.replicas[0].available_in(time.monotonic()) > 0
 
     run(servers, scenario, breaker_failures=3, breaker_cooldown_s=60.0)
 
@@ -224,7 +225,7 @@ def test_the_deadline_holds_and_travels() -> None:
 
     async def scenario(client: SearchClient) -> None:
         started = asyncio.get_running_loop().time()
-        with pytest.raises(SearchFailedError):
+        with pytest.raises(SearchFailedError, match=r"must answer within 0\.3 s"):
             await client.search("q")
         assert asyncio.get_running_loop().time() - started < 5
         assert 0 < float(server.headers[0]["Request-Timeout"]) <= 0.3

@@ -15,7 +15,7 @@ from async_search_rl.weights.rendezvous import Rendezvous
 from async_search_rl.weights.schema import Offer, OfferRequest, ReceivedRequest, TensorSpec
 from async_search_rl.weights.staging import StagedWeights
 
-DEADLINE_S = 1.5
+DEADLINE_S = 3.0
 EPOCH, VERSION = 1, 5
 
 
@@ -68,7 +68,7 @@ def delivered(group: GivesUp, reports: tuple[str, ...] = ()) -> Outcome:
         for name in reports:
             registry.confirm(ReceivedRequest(receiver=name, version=VERSION, epoch=EPOCH, error="timed out"), time.monotonic())
 
-    timer = threading.Timer(DEADLINE_S - 0.2, report)
+    timer = threading.Timer(DEADLINE_S - 0.1, report)
     timer.start()
     outcome = Delivery(staged, offers, group, store, registry, torch.device("cpu"), lambda: "").run()
     timer.join()
