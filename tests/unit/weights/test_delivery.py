@@ -15,7 +15,7 @@ from async_search_rl.weights.rendezvous import Rendezvous
 from async_search_rl.weights.schema import Offer, OfferRequest, ReceivedRequest, TensorSpec
 from async_search_rl.weights.staging import StagedWeights
 
-DEADLINE_S = 3.0
+DEADLINE_S = 1.0
 EPOCH, VERSION = 1, 5
 
 
