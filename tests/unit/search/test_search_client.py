@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from async_search_rl.errors import ConfigError, SearchFailedError
-from async_search_rl.http import listening
+from async_search_rl.http import OverloadedError, listening
 from search.client import SearchClient
 from search.schema import Passage
 
@@ -128,15 +128,12 @@ def test_there_is_no_wait_after_the_last_attempt() -> None:
     run([Server("a", status(503, Retry_After="20"))], scenario, retries=0)
 
 
-def test_a_full_server_is_left_alone_for_as_long_as_it_asks() -> None:
-    server = Server("a", status(503, Retry_After="1"), passages)
-
-    async def scenario(client: SearchClient) -> None:
-        started = asyncio.get_running_loop().time()
-        assert len(await client.search("q")) == 1
-        assert asyncio.get_running_loop().time() - started >= 1.0
-
-    run([server], scenario)
+@pytest.mark.parametrize("attempt", range(8))
+def test_a_full_server_is_left_alone_for_as_long_as_it_asks(attempt: int) -> None:
+    client = SearchClient(["http://127.0.0.1:9"])
+    waits = [client._wait_s(attempt, OverloadedError("the queue is full", 3.0)) for _ in range(20)]
+    assert min(waits) >= 3.0
+    assert len(set(waits)) > 1, "not everyone comes back at once"
 
 
 def test_one_bad_query_fails_alone() -> None:

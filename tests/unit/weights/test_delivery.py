@@ -15,7 +15,8 @@ from async_search_rl.weights.rendezvous import Rendezvous
 from async_search_rl.weights.schema import Offer, OfferRequest, ReceivedRequest, TensorSpec
 from async_search_rl.weights.staging import StagedWeights
 
-DEADLINE_S = 1.0
+DEADLINE_S = 0.6
+AT_DEADLINE_S = 0.3
 EPOCH, VERSION = 1, 5
 
 
@@ -34,6 +35,11 @@ class GivesUp:
 
     def abort(self) -> None:
         pass
+
+
+@pytest.fixture(autouse=True)
+def short_last_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("async_search_rl.weights.delivery._AT_DEADLINE_S", AT_DEADLINE_S)
 
 
 def offer(rank: int) -> Offer:
@@ -76,7 +82,7 @@ def delivered(group: GivesUp, reports: tuple[str, ...] = ()) -> Outcome:
 
 
 @pytest.mark.parametrize(
-    ("after_s", "reports"), [(DEADLINE_S - 0.2, ()), (60.0, ("quick",)), (60.0, ())], ids=["transport", "receiver", "watch"]
+    ("after_s", "reports"), [(DEADLINE_S - 0.1, ()), (60.0, ("quick",)), (60.0, ())], ids=["transport", "receiver", "watch"]
 )
 def test_whoever_gives_up_first_at_the_deadline_the_one_furthest_behind_is_blamed(after_s: float, reports: tuple[str, ...]) -> None:
     outcome = delivered(GivesUp(after_s), reports)
