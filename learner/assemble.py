@@ -75,13 +75,13 @@ def assemble(config: Config, ranks: Ranks, recorded: Path | None) -> Iterator[Le
         CheckpointError: the checkpoint does not fit.
         EngineError: the model cannot be trained here, or would not fit into memory.
     """
-    with writable(config.run.folder) as folder:
-        (folder / "metrics").mkdir(exist_ok=True)  # Now, for the models take a while to load.
+    with writable(config.run.folder / "metrics"):
+        pass  # Now, for the models take a while to load.
     torch.manual_seed(config.run.seed + ranks.rank)
     check_memory(config, ranks)
     checkpoint = checkpoint_to_resume(config)
     model = load_policy(config, config.model.path, "model.path", ranks)
-    names = dict(model.model.named_parameters())
+    shape, names = ModelShape.of(model.model.config), dict(model.model.named_parameters())
     blocks = block_classes(model.model)
     policy = Engine(model, blocks=blocks, optimizer=config.optimizer, learner=config.learner, ranks=ranks)
     critic = build_critic(config, ranks) if config.uses_critic else None
@@ -105,13 +105,13 @@ def assemble(config: Config, ranks: Ranks, recorded: Path | None) -> Iterator[Le
             ranks=ranks,
             policy=policy,
             critic=critic,
-            trainer=TrainStep(config, ModelShape.of(model.model.config), policy, critic, reference, ranks),
+            trainer=TrainStep(config, shape, policy, critic, reference, ranks),
             checkpoints=checkpoints,
             publisher=Publisher(policy, names, config.weights, ranks, sender),
             feed=Feed(ranks, prefetch, config.run.max_steps - 1, config.learner.batch_timeout_s),
             source=source,
             metrics=metrics,
-            speed=SpeedFigures(model.model.config, config, ranks.device, ranks.world),
+            speed=SpeedFigures(shape, config, ranks.device, ranks.world),
             guard=Guard(config.guard),
             incarnation=incarnation,
             step=step,

@@ -165,8 +165,6 @@ class Engine:
         if self._stage in (1, 2) and hasattr(optimizer, "averaged_gradients"):
             optimizer.averaged_gradients.update(dict.fromkeys(optimizer.averaged_gradients))
             optimizer.micro_step_id = -1
-        elif self._stage == 1:
-            optimizer.clear_hp_grads()
 
     def _partition(self) -> None:
         """End what :class:`WholeStep` keeps whole."""

@@ -58,9 +58,8 @@ def batch_figures(batch: Batch, step: int) -> dict[str, Any]:
 class SpeedFigures:
     """Rates and memory of the policy's step on this rank's kind of device."""
 
-    def __init__(self, model_config: Any, config: Config, device: torch.device, world: int) -> None:
-        self._shape = ModelShape.of(model_config)
-        self._device, self._world = device, world
+    def __init__(self, shape: ModelShape, config: Config, device: torch.device, world: int) -> None:
+        self._shape, self._device, self._world = shape, device, world
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
         self._peak = peak_flops(name, config.model.dtype)
 

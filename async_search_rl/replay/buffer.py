@@ -78,9 +78,7 @@ class Buffer(msgspec.Struct, kw_only=True):
         """
         if len(self.groups) < groups:
             return None
-        last_chance = self.stale_at(step + 1, max_staleness)
-        others = [ticket for ticket in self.groups if ticket not in last_chance]
-        return (last_chance + others)[:groups]
+        return sorted(self.groups, key=lambda ticket: self.groups[ticket].lag(step + 1) <= max_staleness)[:groups]
 
     def drop(self, ticket: int) -> Entry:
         """A waiting group ends stale."""
